@@ -22,10 +22,8 @@ _NAME = {"type": "string", "minLength": 1}
 def class_names(folder: Any, train: Any = None) -> list[str]:
     """Return the sorted classes of `folder`.
 
-    They are the folders in it, in its train split, or in `train`; or the labels of the list of files `train`.
-
-    Raises:
-        UserError: there are none, or a name that a configuration can't have.
+    They are the folders in it, in its train split, or in `train`; or the labels of the list of files `train`. Raises
+    UserError if there are none, or a name that a configuration can't have.
     """
     for key, value, kinds in (("data.folder", folder, "string"), ("data.source.train", train, ["string", "null"])):
         message = problem(key, value, {**_NAME, "type": kinds})
@@ -66,10 +64,7 @@ def is_list(name: str) -> bool:
 def splits_of(folder: Path) -> dict[str, str]:
     """Return the folders that are splits by their names, by split; empty if the folders are classes.
 
-    Either all folders are splits, or train, val and test are among them.
-
-    Raises:
-        UserError: two folders are the same split.
+    Either all folders are splits, or train, val and test are among them. Raises UserError for two of the same split.
     """
     names = subfolders(folder)
     if set(SPLITS) <= set(names):
@@ -106,10 +101,7 @@ def read_list(path: Path) -> tuple[tuple[str, str], ...]:
     """Return the files and classes of a list; files are relative to the data's folder.
 
     A text file has a path on each line, whose folder is the class. A CSV file has a column `path`, and `label` where
-    folders are not the classes.
-
-    Raises:
-        UserError: the list can't be read, or has a file twice or outside the folder.
+    folders are not the classes. Raises UserError if it can't be read, or has a file twice or outside the folder.
     """
     where = f"data.source: the list {path}"
     require(not path.exists() or path.is_file(), f"{where} is no file: give one with a path on each line.")

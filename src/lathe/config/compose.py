@@ -45,8 +45,7 @@ OVERRIDES = "lathe_overrides"  # a flag of a composed configuration and its copi
 def composing(verb: str, overrides: Sequence[str]) -> Iterator[DictConfig]:
     """Compose `overrides` for `verb`, such as train, and set Hydra's globals as in a command until this is closed.
 
-    Raises:
-        UserError: with a message for each override that Hydra refuses.
+    Raises UserError with a message for each override that Hydra refuses.
     """
     names = names_of(FOLDER, verb)
     words = [str(word) for word in overrides]

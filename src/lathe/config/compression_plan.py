@@ -31,11 +31,7 @@ def windows(compression: dict[str, Any]) -> dict[str, tuple[float, float]]:
 
 
 def check_stages(compression: dict[str, Any]) -> None:
-    """Check that `compression.stages` names each method of the run once, and in their order.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Raise UserError unless `compression.stages` names each method of the run once, and in their order."""
     nodes, stages = methods(compression), compression.get("stages")
     if stages is None:
         return

@@ -82,8 +82,7 @@ def short_names(keys: Sequence[str]) -> list[str]:
 def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
     """Return the arguments for Hydra. `groups` are the script's groups with their choices, and its root keys with none.
 
-    Raises:
-        UserError: with a message for each flag or override that can't be right.
+    Raises UserError with a message for each flag or override that can't be right.
     """
     # argparse takes no overrides after a flag that follows overrides: `train.py strategy=ddp -m seed=1,2`
     ordered = sorted(arguments, key=lambda word: word not in MULTIRUN)
@@ -118,11 +117,7 @@ def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
 
 
 def check_flags(words: Sequence[str]) -> argparse.Namespace:
-    """Parse the flags of a command line.
-
-    Raises:
-        UserError: unknown flags, or flags that are not supported here.
-    """
+    """Parse the flags of a command line; raise UserError for unknown ones, and for those that are not supported."""
     from hydra._internal.utils import get_args_parser  # not needed for --help
 
     parser = get_args_parser()
@@ -264,9 +259,6 @@ def expand_nodes(word: str, key: str, value: str, choices: Sequence[str]) -> lis
     """Return the overrides for a group's list: one with the names in it, and one for each node.
 
     A list without nodes, or with an open bracket or quote, is returned as it is.
-
-    Raises:
-        UserError: a node has no class, or a sweep goes over lists with nodes.
     """
     items = split_items(value[1:-1]) if value.startswith("[") and value.endswith("]") else []
     nodes = [item for item in items if item.startswith("{")]

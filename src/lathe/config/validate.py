@@ -125,26 +125,19 @@ def unused_keys(typed: Sequence[str], cfg: Config) -> Iterator[tuple[str, str]]:
                 )
 
 
-# Lengths and limits
+# The cross-checks
 
 
-def length(cfg: Config) -> Iterator[str]:
-    trainer = cfg["trainer"]
+def lengths(cfg: Config) -> Iterator[str]:
+    trainer, workers = cfg["trainer"], cfg["data"].get("num_workers")
     if trainer.get("max_epochs") is None and trainer.get("max_steps", -1) == -1 and trainer.get("max_time") is None:
         yield "trainer.max_epochs=null needs an end: set trainer.max_steps or trainer.max_time."
     for unit in ("epochs", "steps"):
         least, most = trainer.get(f"min_{unit}"), trainer.get(f"max_{unit}")
         if least is not None and most not in (None, -1) and least > most:
             yield f"trainer.min_{unit}={least} is above trainer.max_{unit}={most}, which ends the run first."
-
-
-def data_workers(cfg: Config) -> Iterator[str]:
-    workers = cfg["data"].get("num_workers")
     if isinstance(workers, int) and workers > 512:  # a typing mistake, which would take a machine down
         yield f"data.num_workers={workers} would start that many processes. Use at most 512."
-
-
-# The optimizer and numbers
 
 
 def gradient_clipping(cfg: Config) -> Iterator[str]:
@@ -158,22 +151,16 @@ def gradient_clipping(cfg: Config) -> Iterator[str]:
         )
 
 
-def precision_of_strategy(cfg: Config) -> Iterator[str]:
+def precision(cfg: Config) -> Iterator[str]:
     name, accepted = cfg["precision"].get("name"), cfg["strategy"].get("precisions")
     if accepted is not None and name not in (*accepted, "auto"):
         yield f"precision.name={name}: strategy {_class_name(cfg['strategy'])} takes {', '.join(accepted)}. Choose one."
-
-
-def gradient_scaler(cfg: Config) -> Iterator[str]:
     keys = [key for key in ("init_scale", "growth_interval") if key in cfg["precision"]]
-    if keys and cfg["precision"].get("name") != "16-mixed":
+    if keys and name != "16-mixed":
         yield f"precision.{keys[0]} is of the gradient scaler, which only precision=16-mixed has. Leave it out."
 
 
-# Initial weights
-
-
-def checkpoint_to_start_from(cfg: Config) -> Iterator[str]:
+def initial_weights(cfg: Config) -> Iterator[str]:
     path, is_trainer = cfg.get("ckpt_path"), cfg.get("ckpt_mode") == "trainer"
     resumes = path is not None or cfg.get("resume") is not None
     if is_trainer and not resumes:
@@ -184,16 +171,10 @@ def checkpoint_to_start_from(cfg: Config) -> Iterator[str]:
         value = cfg.get(key, default)
         if value != default and not resumes:
             yield f"{key}={shown(value)} has no effect without ckpt_path: set ckpt_path, or leave {key} out."
-
-
-def pretrained_weights(cfg: Config) -> Iterator[str]:
     model = cfg["model"]
     weights = model.get("pretrained")
     if weights not in (None, False) and model.get("init") is not None:
         yield f"model.init={shown(model['init'])} would be lost under model.pretrained={shown(weights)}: keep one."
-
-
-# Strategies and devices
 
 
 def devices(cfg: Config) -> Iterator[str]:
@@ -203,13 +184,19 @@ def devices(cfg: Config) -> Iterator[str]:
     is_same = own == devices or (isinstance(own, list) and len(own) == devices)
     if cfg["strategy"].get("processes") == "one" and devices not in (1, -1, "auto") and not is_same:
         yield f"trainer.devices={shown(devices)} has no effect with one process: use strategy.devices."
+    ours = _package(cfg["data"]) == "lathe.data" and _class_name(cfg["data"]) != "ModuleDataModule"
+    if cfg["trainer"].get("use_distributed_sampler") and ours:
+        yield "trainer.use_distributed_sampler=true: expected false, as Lathe's own data are divided exactly."
 
 
-def split_net(cfg: Config) -> Iterator[str]:
+def callbacks(cfg: Config) -> Iterator[str]:
     strategy = _class_name(cfg["strategy"])
     is_zero3 = strategy == "DeepSpeed" and cfg["strategy"].get("stage") == 3
     for name in _callbacks(cfg, "EMA") if strategy in SPLIT_NETS or is_zero3 else ():
         yield f"callbacks.{name} needs a whole net, and strategy {strategy} cuts it. Use strategy=fsdp or ddp."
+    for name, node in _callbacks(cfg, "Samples").items():
+        if node.get("split") == "test" and cfg.get("test") is False:
+            yield f"callbacks.{name}.split=test comes with the run's test, and test=false: use split=val."
 
 
 def activation_offload(cfg: Config) -> Iterator[str]:
@@ -221,12 +208,6 @@ def activation_offload(cfg: Config) -> Iterator[str]:
     strategy = _class_name(cfg["strategy"])
     if _package(cfg["strategy"]) == "lathe.strategies" and strategy not in KEEP_ACTIVATIONS:
         yield f"{key}=offload works with strategy=auto, ddp, fsdp and model_split, not with {strategy}: use blocks."
-
-
-def own_loaders(cfg: Config) -> Iterator[str]:
-    ours = _package(cfg["data"]) == "lathe.data" and _class_name(cfg["data"]) != "ModuleDataModule"
-    if cfg["trainer"].get("use_distributed_sampler") and ours:
-        yield "trainer.use_distributed_sampler=true: expected false, as Lathe's own data are divided exactly."
 
 
 def lightning_module_strategy(cfg: Config) -> Iterator[str]:
@@ -254,26 +235,18 @@ def lightning_module(cfg: Config) -> Iterator[str]:
         yield f"compression=lottery restarts the schedule of a task, and {OWN_MODULE}: use compression=prune."
 
 
-# Compilation
-
-
-def compile_options(cfg: Config) -> Iterator[str]:
-    options = cfg["compile"]
-    if options.get("enabled") or "mode" in options:
-        return
-    for name, value in options.items():  # added to compile=none
+def compilation(cfg: Config) -> Iterator[str]:
+    options, trainer = cfg["compile"], cfg["trainer"]
+    is_none = not (options.get("enabled") or "mode" in options)
+    for name, value in options.items() if is_none else ():
         if name != "enabled":
             yield (
                 f"compile.{name}={value} has no effect with compile=none. Add compile=default, or ~compile.{name} "
                 "where an experiment sets it."
             )
-
-
-def compiled_step(cfg: Config) -> Iterator[str]:
-    """Options that act within a step do not work where the whole step is one compiled function."""
-    options, trainer = cfg["compile"], cfg["trainer"]
     if not options.get("enabled") or options.get("scope", "net") != "step":
         return
+    # options that act within a step do not work where the whole step is one compiled function
     target, devices = cfg["strategy"].get("_target_"), trainer["devices"]
     several = len(devices) > 1 if isinstance(devices, list) else devices not in (1, -1, "auto")
     if target not in (None, "lathe.strategies.auto") or several or trainer["num_nodes"] != 1:
@@ -292,21 +265,8 @@ def compiled_step(cfg: Config) -> Iterator[str]:
         yield f"{word} does not work with compile.scope=step, where the step is one function. Use compile.scope=net."
 
 
-def samples_page(cfg: Config) -> Iterator[str]:
-    for name, node in _callbacks(cfg, "Samples").items():
-        if node.get("split") == "test" and cfg.get("test") is False:
-            yield f"callbacks.{name}.split=test comes with the run's test, and test=false: use split=val."
-
-
-# Compression
-
-
 def check_compression(cfg: Config) -> None:
-    """Check the methods of compression: their order, which of them exclude each other, the strategy, the stages.
-
-    Raises:
-        UserError: with the first mistake.
-    """
+    """Check the methods of compression: their order, which of them exclude each other, the strategy, the stages."""
     nodes = methods(cfg.get("compression") or {})
     for name, node in nodes.items():
         kind = node.get("kind")
@@ -377,10 +337,8 @@ def _is_lightning_module(cfg: Config) -> bool:
 
 
 # Checks of what a command on a finished run chooses again.
-SAVED_RUN_CHECKS: tuple[CrossCheck, ...] = (precision_of_strategy, gradient_scaler, lightning_module_strategy)
+SAVED_RUN_CHECKS: tuple[CrossCheck, ...] = (precision, lightning_module_strategy)
 CROSS_CHECKS: tuple[CrossCheck, ...] = (
-    *(length, data_workers, gradient_clipping, checkpoint_to_start_from, pretrained_weights),
-    *(devices, own_loaders, split_net, activation_offload, lightning_module, compile_options, compiled_step),
-    samples_page,
-    *SAVED_RUN_CHECKS,
+    *(lengths, gradient_clipping, initial_weights, devices, callbacks, activation_offload, lightning_module),
+    *(compilation, *SAVED_RUN_CHECKS),
 )

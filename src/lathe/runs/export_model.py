@@ -90,9 +90,8 @@ class ExportModel:
 
     def logits_of(self, x: Tensor) -> int:
         """Return the number of logits of a batch."""
-        return int(
-            len(x) * self.facts["output"]["shape"][-1] * (x.shape[1] if len(self.facts["output"]["shape"]) == 3 else 1)
-        )
+        shape = self.facts["output"]["shape"]
+        return int(len(x) * shape[-1] * (x.shape[1] if len(shape) == 3 else 1))
 
     def inputs_of(self, x: Tensor) -> Tensor:
         """Return a batch of the data module as clients send it: as uint8 pixels, or token ids."""
@@ -271,9 +270,6 @@ def open_core(
         integers: as for `ExportModel.in_numbers`.
         axes: dynamic axes in addition to the batch, by input and number.
         eval_batch_size, data_folder: replace those of the run, unless None.
-
-    Raises:
-        UserError: the core's inputs or outputs are not tensors.
     """
     run = open_run(path, key)
     found = opened(CoreModel, run, key, checkpoint, eval_batch_size, data_folder)

@@ -42,8 +42,7 @@ def find_runs(log_dir: Path, name: str) -> list[RunDir]:
 def find_unfinished(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
     """Return the newest run of exactly this configuration without a result.
 
-    Raises:
-        UserError: a live process holds it, so another run of the same would be a duplicate.
+    Raises UserError if a live process holds it: another run of the same would be a duplicate.
     """
     for run in find_runs(log_dir, str(cfg["name"])):
         if run.complete or not run.readable:

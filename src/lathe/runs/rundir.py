@@ -80,8 +80,7 @@ class RunDir:
     def config(self) -> dict[str, Any]:
         """The resolved configuration.
 
-        Raises:
-            UserError: it is not a configuration, or names what a saved configuration may not build (lathe.trust).
+        Raises UserError if it is not one, or names what a saved configuration may not build (lathe.trust).
         """
         from lathe.trust.allowlist import checked_config  # of runs that exist
 
@@ -156,11 +155,8 @@ class RunDir:
     def plain(self, name: str, known: dict[str, Any] | None = None) -> Any:
         """Read one of the YAML files without judging the names in it, which must not be built.
 
-        Runs that are given the same `known` share parsed groups, so the returned value must not be changed.
-
-        Raises:
-            UserError: it is not YAML as Lathe writes it.
-            OSError: it can't be read.
+        Runs that are given the same `known` share parsed groups, so the returned value must not be changed. Raises
+        UserError if it is not YAML as Lathe writes it, and OSError if it can't be read.
         """
         path, words = self.path / name, f"{self.where}: its {name}"
         return read_yaml(path, words) if known is None else read_mapping(path, words, known)
@@ -238,11 +234,7 @@ def locked(path: Path, shared: bool = False) -> Iterator[None]:
     """Hold a run directory for this process, or with `shared` for it and the other machines of its launch.
 
     The kernel releases the lock however the process ends. Forked children don't hold it: data workers outlive a killed
-    parent by seconds.
-
-    Raises:
-        UserError: another process holds it.
-        NotPlain: .lock is not a plain file.
+    parent by seconds. Raises UserError if another process holds it.
     """
     with open_plain(path / ".lock", "a") as file:
         if sys.platform != "win32":  # which has no flock: two writers are not kept apart
@@ -276,10 +268,8 @@ def create(
 ) -> RunDir:
     """Create `<log_dir>/<name>/<date>_<time>_<short id>` with config.yaml, overrides.yaml and environment.json.
 
-    `launch_id` is the run's name in an external launcher (torchrun, SLURM), `signed` as in `RunDir.save_config`.
-
-    Raises:
-        UserError: the directory can't be written. Nothing is left of it.
+    `launch_id` is the run's name in an external launcher (torchrun, SLURM), `signed` as in `RunDir.save_config`. Raises
+    UserError if the directory can't be written; nothing is left of it.
     """
     parent = log_dir.absolute() / str(cfg["name"])
     while True:
@@ -322,10 +312,7 @@ def open_run(path: str | Path, key: str, trusted: Sequence[str] = (), look: bool
     """Open the run directory that `key` (such as `resume`) names.
 
     With `look` it is only read, so its configuration may name what may not be built. The packages `trusted` stay
-    trusted in this process.
-
-    Raises:
-        UserError: it is missing, or not a run directory.
+    trusted in this process. Raises UserError if it is missing, or not a run directory.
     """
     if trusted:
         trust.allow({"trusted": list(trusted)})

@@ -35,11 +35,7 @@ _reported: set[str] = set()
 
 
 def allow(cfg: dict[str, Any]) -> None:
-    """Remove `trusted` from the configuration of the current command, and allow what it lists and the command names.
-
-    Raises:
-        UserError: `trusted` is not a list of names.
-    """
+    """Remove `trusted` from the configuration of the current command, and allow what it lists and the command names."""
     trusted = cfg.pop("trusted", None) or []
     require(isinstance(trusted, list), f"trusted={trusted!r}: expected a list of packages, such as trusted=[timm].")
     for item in trusted:
@@ -49,11 +45,7 @@ def allow(cfg: dict[str, Any]) -> None:
 
 
 def allow_program(target: str, folder: Path) -> None:
-    """Allow to load the export in `folder`, a program that this user did not make, if `target` is trusted.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Raise UserError unless `target` is trusted, so that the foreign program in `folder` may be loaded."""
     require(
         target in carried()[0],
         f"target={target}: {folder} is a program that you have not exported here, and loading it runs it; if you trust "
@@ -101,9 +93,7 @@ def join_key(key: str, name: Any) -> str:
 def checked_overrides(path: Path, where: str) -> list[str]:
     """Read the overrides of a run from its overrides.yaml.
 
-    Raises:
-        UserError: it is not a list of overrides, or one of them changes Hydra itself.
-        OSError: it can't be read.
+    Raises UserError if it is not a list of overrides, or if one of them changes Hydra itself.
     """
     file = f"{where}: its overrides.yaml"
     require(path.is_file(), f"{file} is missing: use a run directory as Lathe wrote it.")

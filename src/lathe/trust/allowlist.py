@@ -237,10 +237,7 @@ def checked_config(path: Path, where: str, kinds: bool = True) -> dict[str, Any]
 
     `where` begins each message. With `kinds`, the user's and trusted classes are imported, and must be of the kind that
     their key takes; without it the result is not for building.
-
-    Raises:
-        UserError: it is not a configuration, or names what it may not build.
-        OSError: it can't be read.
+    Raises UserError if it is not a configuration, or names what it may not build, and OSError if it can't be read.
     """
     file = f"{where}: its config.yaml"
     config, is_signed = read_signed(path, file)

@@ -37,11 +37,8 @@ def as_yaml(content: dict[str, Any] | list[Any]) -> str:
 def read_yaml(path: Path, where: str) -> Any:
     """Read a YAML file without interpolations, tags, anchors or anything else that Lathe never writes.
 
-    `where` begins each message, such as `run=logs/latest: its config.yaml`.
-
-    Raises:
-        UserError: the file is not such YAML, or is larger than one can be.
-        OSError: it can't be read at all.
+    `where` begins each message, such as `run=logs/latest: its config.yaml`. Raises UserError if the file is not such
+    YAML or too large, and OSError if it can't be read at all.
     """
     return parse_yaml(read_bytes(path, where), where)
 
@@ -85,9 +82,7 @@ def parse_yaml(data: bytes, where: str) -> Any:
 def read_json(path: Path, where: str, max_bytes: int = 50_000_000) -> dict[str, Any]:
     """Read the object in a JSON file.
 
-    Raises:
-        UserError: the file is not a JSON object, or is larger than `max_bytes`.
-        OSError: it can't be read at all.
+    Raises UserError if it is not a JSON object or too large, and OSError if it can't be read at all.
     """
     try:
         content = json.loads(read_bytes(path, where, max_bytes))
