@@ -20,8 +20,9 @@ from lathe.files import scratch, write_atomically
 from lathe.measure import plot
 from lathe.receipt import measured, page
 from lathe.receipt.measured import CPU, Form, Module, Opened, reason, time_forms
+from lathe.receipt.forms import CPU, Form, Module, Opened, time_forms
+from lathe.runs.checkpoints import is_outdated
 from lathe.runs.export_model import ExportModel, open_export_model
-from lathe.runs.export_staleness import is_outdated
 from lathe.runs.rundir import RunDir, open_run
 from lathe.verbs.export import make, ready_for
 from lathe.verbs.export import targets_of as options_of

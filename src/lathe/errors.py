@@ -1,7 +1,6 @@
 """Exceptions whose message is for the user, and the location of an error in the user's own code."""
 
 import difflib
-import functools
 import os
 import re
 import signal as signals
@@ -128,15 +127,10 @@ def is_user_file(name: str) -> bool | None:
     if not Path(name).is_absolute():
         return None
     path = Path(name).resolve()
-    if any(path.is_relative_to(folder) for folder in _package_folders()):
+    packages = (Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib"))
+    if any(path.is_relative_to(folder) for folder in packages):
         return None
     return not any(path.is_relative_to(place) for place in LATHE_PATHS)
-
-
-@functools.cache
-def _package_folders() -> list[Path]:
-    """The folders of Python's own modules and of installed packages."""
-    return [Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib")]
 
 
 def source_frames(error: BaseException) -> list[tuple[traceback.FrameSummary, bool]]:

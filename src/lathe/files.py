@@ -26,9 +26,9 @@ _MACHINE = re.sub(r"\W", "_", platform.node()) or "machine"
 _TEMPORARY = re.compile(r"\.tmp-(\w+)-(\d+)\.(.+?)(\.old)?")
 _SCRATCH = re.compile(r"lathe-(\w+)-(\d+)-.+")
 _STARTED = time.time()
-_FULL, _OTHER_PLACE = "the disk is full: free some space", "choose another place"
+_OTHER_PLACE = "choose another place"
 _REASONS = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "the disk is full: free some space"),
     **dict.fromkeys((errno.EACCES, errno.EPERM), f"this user is not permitted to read or write there: {_OTHER_PLACE}"),
     **{
         number: f"{os.strerror(number).lower()}: {_OTHER_PLACE}"
@@ -53,8 +53,7 @@ class NotPlain(OSError):
 def require_plain(path: Path, links: bool = True) -> None:
     """Refuse what `open` would wait for or read without end; without `links` also links, which lead to other places.
 
-    Raises:
-        NotPlain: there is a folder, pipe, device or socket. A missing file is right.
+    Raises NotPlain for a folder, pipe, device or socket. A missing file is right.
     """
     if not links and path.is_symlink():
         raise NotPlain(path, "a link")
@@ -79,12 +78,7 @@ def require_writable(folder: Path) -> None:
 
 
 def open_plain(path: Path, mode: str = "r", **options: Any) -> IO[Any]:
-    """Open a file of a run directory, which may be someone else's: only a plain one, and for writing no link.
-
-    Raises:
-        NotPlain: as `require_plain`.
-        OSError: it can't be opened.
-    """
+    """Open a file of a run directory, which may be someone else's: only a plain one, and for writing no link."""
     require_plain(path, links=mode in ("r", "rb"))
     return open(path, mode, **options)
 
@@ -98,10 +92,10 @@ def disk_reason(error: OSError) -> str | None:
 
 def disk_sentence(error: OSError) -> str | None:
     """Return the message for an error of the disk, or for a file that is not plain; None for any other error."""
+    if isinstance(error, NotPlain):
+        return str(error)
     reason = disk_reason(error)
-    if isinstance(error, NotPlain) or reason is None:
-        return str(error) if isinstance(error, NotPlain) else None
-    return f"{error.filename or 'a file'}: {reason} (paths.log_dir and paths.data_dir say where things go)."
+    return reason and f"{error.filename or 'a file'}: {reason} (paths.log_dir and paths.data_dir say where things go)."
 
 
 def beside(path: Path) -> Path:

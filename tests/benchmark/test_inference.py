@@ -15,7 +15,7 @@ from support.runs import SMALL, config, new_run
 from lathe import export
 from lathe.export import manifest
 from lathe.receipt import measured, write
-from lathe.runs.export_staleness import KEY
+from lathe.runs.checkpoints import KEY
 from lathe.runs.rundir import RunDir
 from lathe.training.train import train
 from lathe.verbs.export import make, ready_for

@@ -19,10 +19,9 @@ from support.runs import config
 
 import lathe
 from lathe.config.compression_plan import methods
-from lathe.config.cross_checks import check_compression
 from lathe.config.resolve import flatten
 from lathe.config.schema import key_schemas, own_targets, problems
-from lathe.config.validate import check
+from lathe.config.validate import check, check_compression
 from lathe.errors import UserError
 from lathe.export import TARGETS, get
 from lathe.optim.build import factory_of

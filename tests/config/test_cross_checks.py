@@ -7,8 +7,7 @@ from support.commands import in_process
 from support.runs import config
 
 from lathe.config.compression_plan import windows
-from lathe.config.cross_checks import READ_WITH, check_compression, unused_keys
-from lathe.config.validate import check
+from lathe.config.validate import READ_WITH, check, check_compression, unused_keys
 from lathe.errors import UserError
 
 TOGETHER: dict[str, tuple[list[str], str]] = {

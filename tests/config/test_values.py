@@ -8,8 +8,8 @@ import pytest
 from pydantic import Field
 from torch import Tensor, nn
 
-from lathe.config.signatures import schema_of
 from lathe.config.types import Count, Name, NonNegativeInt, Positive, PositiveShare, Share, ShareBelowOne, StepOrShare
+from lathe.config.validation import schema_of
 from lathe.config.values import NODE, is_valid, problem
 
 JUNK: dict[str, Any] = {

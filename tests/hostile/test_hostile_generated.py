@@ -9,8 +9,7 @@ from pathlib import Path
 
 from support.hostile_runs import HERE, NOWHERE, put
 
-from lathe.trust.allowlist import NET_PARTS, PLACES, findings, kinds_of
-from lathe.trust.user_packages import BASES
+from lathe.trust.allowlist import BASES, NET_PARTS, PLACES, findings, kinds_of
 
 KEYS = (*HERE, *NOWHERE, "model", "model.init", "data", "data.augment", "callbacks.x.y", "request.run")
 

@@ -32,7 +32,7 @@ def test_keys_that_take_no_component(foreign: RunDir, refusal: Refusal) -> None:
     node = {"_target_": "torch.nn.Linear", "in_features": 1, "out_features": 1}
     for key in NOWHERE:
         for value, place in ((node, key), ([node], f"{key}[0]"), ({"deep": [{"er": node}]}, f"{key}.deep[0].er")):
-            found = [item.key for item in findings(put({}, key, value), ["torch.nn"], {}) if not item.can_trust]
+            found = [item.key for item in findings(put({}, key, value), ["torch.nn"], {}) if item.why]
             # below a group of named parts, and in a teacher's net, some part belongs
             assert (place in found) == (kind_at(place) is None), place
     plant(foreign, "seed", node)
@@ -141,7 +141,7 @@ def test_a_lightning_module_may_be_given_its_optimizer_and_schedule() -> None:
         assert list(findings({"model": {"net": {**net, "x": part}}}, [], {}))
     for place in ({"model": {"net": PARTIAL}}, {"model": {"x": PARTIAL}}, {"task": {"x": PARTIAL}}):
         (found,) = findings(place, [], {})
-        assert not found.can_trust
+        assert found.why
 
 
 def test_overrides_of_a_foreign_run_only_choose_and_set(foreign: RunDir) -> None:

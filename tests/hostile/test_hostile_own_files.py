@@ -17,8 +17,7 @@ from lathe.launch.sweep.processes import Jobs
 from lathe.loggers import CSVLogger, run_log
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.inference import open_run_net
-from lathe.runs.run_discovery import RunEntry
-from lathe.runs.run_status import seconds_since_write
+from lathe.runs.run_discovery import RunEntry, seconds_since_write
 from lathe.runs.rundir import RunDir, open_run
 from lathe.verbs.load import load
 from lathe.verbs.report.page import curves

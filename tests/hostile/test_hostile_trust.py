@@ -20,6 +20,7 @@ from lathe.config.schema import definitions
 from lathe.errors import UserError
 from lathe.runs.rundir import RunDir, open_run
 from lathe.trust.allowlist import (
+    BASES,
     CALLBACKS,
     KINDS,
     LAYERS,
@@ -30,7 +31,6 @@ from lathe.trust.allowlist import (
     is_allowed,
 )
 from lathe.trust.safe_yaml import as_yaml, read_yaml
-from lathe.trust.user_packages import BASES
 
 Refusal = Callable[[RunDir], str]
 OPTIMIZERS = " ".join(name.removeprefix("torch.optim.") for name in definitions() if name.startswith("torch.optim."))
@@ -136,7 +136,7 @@ def test_another_owner_is_reported_in_one_line(
 
 
 def test_packages_under_src_are_known_by_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lathe.trust import user_packages
+    from lathe.trust import allowlist
 
     (tmp_path / "src" / "mine" / "deep").mkdir(parents=True)
     (tmp_path / "src" / "mine" / "__init__.py").write_text("import os\n")
@@ -146,18 +146,16 @@ def test_packages_under_src_are_known_by_their_files(tmp_path: Path, monkeypatch
     (tmp_path / "src" / "linked.py").symlink_to(tmp_path / "elsewhere.py")
     (tmp_path / "src" / "torch").mkdir()
     (tmp_path / "src" / "torch" / "mine.py").write_text("")
-    monkeypatch.setattr(user_packages, "SOURCE", tmp_path / "src")
+    monkeypatch.setattr(allowlist, "SOURCE", tmp_path / "src")
     monkeypatch.syspath_prepend(str(tmp_path / "src"))
     forget("mine")
-    assert [user_packages.is_user_code(name) for name in ("mine.nets.Net", "mine.Net", "mine.deep.part.f")] == [
-        True
-    ] * 3
+    assert [allowlist.is_user_code(name) for name in ("mine.nets.Net", "mine.Net", "mine.deep.part.f")] == [True] * 3
     refused = "mine mine.nets.Net.build mine.os.system linked.f elsewhere.f torch.mine.f os.system lathe.nets.X"
-    assert [name for name in refused.split() if user_packages.is_user_code(name)] == []
-    assert user_packages.wrong_kind("mine.nets.Net", "module", False) is None
-    assert user_packages.wrong_kind("mine.nets.shutil", "module", False) is not None
-    assert user_packages.wrong_kind("mine.os", "module", False) is not None
-    assert user_packages.wrong_kind("mine.nets.Net", "callback", False) == "it is not a Callback"
+    assert [name for name in refused.split() if allowlist.is_user_code(name)] == []
+    assert allowlist.wrong_kind("mine.nets.Net", "module", False) is None
+    assert allowlist.wrong_kind("mine.nets.shutil", "module", False) is not None
+    assert allowlist.wrong_kind("mine.os", "module", False) is not None
+    assert allowlist.wrong_kind("mine.nets.Net", "callback", False) == "it is not a Callback"
     forget("mine")
 
 

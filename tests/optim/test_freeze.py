@@ -8,7 +8,7 @@ from lightning.pytorch import seed_everything
 from support.interruptions import interruption
 from support.runs import SMALL, config, new_run, weights
 
-from lathe.config.cross_checks import check_compression
+from lathe.config.validate import check_compression
 from lathe.errors import UserError
 from lathe.nets import MLP, CifarResNet
 from lathe.optim.build import freeze

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lathe.errors import UserError
-from lathe.runs.export_staleness import KEY, check_current, checkpoint_hash, is_outdated
+from lathe.runs.checkpoints import KEY, check_current, checkpoint_hash, is_outdated
 from lathe.runs.rundir import RunDir
 
 

@@ -116,7 +116,8 @@ def test_a_result_makes_a_run_complete_and_reopening_undoes_it(tmp_path: Path) -
     run.finish(result)
     assert run.complete
     assert run.result == result
-    run.reopen({**run.config, "seed": 2})
+    with run.reopened({**run.config, "seed": 2}):
+        pass
     assert not run.complete
     assert run.config["seed"] == 2
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lathe.errors import UserError
-from lathe.runs.export_staleness import KEY, checkpoint_hash
+from lathe.runs.checkpoints import KEY, checkpoint_hash
 from lathe.serving.model import describe, load
 
 

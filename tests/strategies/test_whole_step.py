@@ -13,7 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
 import lathe.training.train
-from lathe.config.cross_checks import CROSS_CHECKS, run_checks
+from lathe.config.validate import check
 from lathe.errors import UserError
 
 __all__ = ["interruption"]  # a fixture
@@ -171,7 +171,7 @@ def test_what_changes_beside_the_learning_rate_is_refused(tmp_path: Path) -> Non
     ],
 )
 def test_what_has_no_place_in_it_is_refused_at_the_launch(words: tuple[str, ...], said: str) -> None:
-    problems = " ".join(run_checks(CROSS_CHECKS, config(*SMALL, *STEP, *words)))
+    problems = " ".join(check(config(*SMALL, *STEP, *words)))
     assert said in problems
 
 
@@ -185,5 +185,5 @@ def test_what_has_no_place_in_it_is_refused_at_the_launch(words: tuple[str, ...]
 )
 def test_what_has_no_place_for_offloaded_activations_is_refused(words: tuple[str, ...], said: str) -> None:
     offload = "trainer.activation_checkpointing=offload"
-    problems = [text for text in run_checks(CROSS_CHECKS, config(*SMALL, *words, offload)) if offload in text]
+    problems = [text for text in check(config(*SMALL, *words, offload)) if offload in text]
     assert [said in text for text in problems] == ([True] if said else [])

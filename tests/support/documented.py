@@ -7,10 +7,9 @@ from pathlib import Path
 
 from suites.cases import typed
 
-from lathe.config.cross_checks import check_compression
 from lathe.config.help import names_of
 from lathe.config.override_parsing import translate
-from lathe.config.validate import check
+from lathe.config.validate import check, check_compression
 from support.runs import ROOT, config
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -15,7 +15,7 @@ from lathe.errors import UserError
 from lathe.runs import rundir
 from lathe.trust import safe_yaml
 
-_parsed_again = safe_yaml._parsed
+_parsed_again = safe_yaml.parse_yaml
 
 
 def _method_name(depth: int = 2) -> str:
@@ -54,6 +54,6 @@ def quick() -> None:
     rundir._output = functools.cache(rundir._output)
     rundir._version = functools.cache(rundir._version)
     rundir.describe_environment()
-    safe_yaml._parsed = _parsed_once
+    safe_yaml.parse_yaml = _parsed_once
     os.fsync = _stays_in_memory
     gc.set_threshold(50_000, 20, 20)

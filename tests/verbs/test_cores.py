@@ -26,7 +26,7 @@ from lathe.errors import UserError
 from lathe.export.bundle import open_bundle
 from lathe.export.inputs import FlatCore
 from lathe.measure.calls import Call
-from lathe.runs.export_core import open_core
+from lathe.runs.export_model import open_core
 from lathe.runs.rundir import RunDir
 from lathe.serving import model as served
 from lathe.serving.decode import BadRequest, Limits

@@ -2,8 +2,8 @@
 
 import csv
 import os
-import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,17 +16,14 @@ SPLIT_FOLDERS = {"training": "train", "valid": "val", "validation": "val", "test
     name: name for name in SPLITS
 }
 LISTS = (".txt", ".csv")  # suffixes of lists of files
-_IGNORED = "__MACOSX"  # left by an archive
 _NAME = {"type": "string", "minLength": 1}
 
 
 def class_names(folder: Any, train: Any = None) -> list[str]:
     """Return the sorted classes of `folder`.
 
-    They are the folders in it, in its train split, or in `train`; or the labels of the list of files `train`.
-
-    Raises:
-        UserError: there are none, or a name that a configuration can't have.
+    They are the folders in it, in its train split, or in `train`; or the labels of the list of files `train`. Raises
+    UserError if there are none, or a name that a configuration can't have.
     """
     for key, value, kinds in (("data.folder", folder, "string"), ("data.source.train", train, ["string", "null"])):
         message = problem(key, value, {**_NAME, "type": kinds})
@@ -67,10 +64,7 @@ def is_list(name: str) -> bool:
 def splits_of(folder: Path) -> dict[str, str]:
     """Return the folders that are splits by their names, by split; empty if the folders are classes.
 
-    Either all folders are splits, or train, val and test are among them.
-
-    Raises:
-        UserError: two folders are the same split.
+    Either all folders are splits, or train, val and test are among them. Raises UserError for two of the same split.
     """
     names = subfolders(folder)
     if set(SPLITS) <= set(names):
@@ -98,37 +92,39 @@ def subfolders(folder: Path) -> list[str]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.name != _IGNORED and entry.is_dir()
-    except OSError:  # a link that leads to itself
-        return False
+    with suppress(OSError):  # a link that leads to itself
+        return entry.name != "__MACOSX" and entry.is_dir()  # left by an archive
+    return False
 
 
 def read_list(path: Path) -> tuple[tuple[str, str], ...]:
     """Return the files and classes of a list; files are relative to the data's folder.
 
     A text file has a path on each line, whose folder is the class. A CSV file has a column `path`, and `label` where
-    folders are not the classes.
-
-    Raises:
-        UserError: the list can't be read, or has a file twice or outside the folder.
+    folders are not the classes. Raises UserError if it can't be read, or has a file twice or outside the folder.
     """
+    where = f"data.source: the list {path}"
+    require(not path.exists() or path.is_file(), f"{where} is no file: give one with a path on each line.")
     try:
         found = path.stat()
-    except OSError as error:
-        raise UserError(f"data.source: the list {path} can't be read ({error.strerror}): give one that can.") from error
-    require(stat.S_ISREG(found.st_mode), f"data.source: the list {path} is no file: give one with a path on each line.")
-    return _read_list(path, (found.st_mtime_ns, found.st_size))
+        return _read_list(path, where, (found.st_mtime_ns, found.st_size))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{where} can't be read ({error}): give one with a path on each line.") from error
 
 
 @lru_cache(maxsize=8)
-def _read_list(path: Path, _: tuple[int, int]) -> tuple[tuple[str, str], ...]:
-    where = f"data.source: the list {path}"
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = _rows(file, where) if path.suffix.lower() == ".csv" else [(line.strip("\r\n"), "") for line in file]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{where} can't be read ({error}): write a path on each line.") from error
+def _read_list(path: Path, where: str, _: tuple[int, int]) -> tuple[tuple[str, str], ...]:
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        if path.suffix.lower() == ".csv":
+            reader = csv.DictReader(file, skipinitialspace=True)
+            reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or ()]
+            is_known = {"path"} <= set(columns) <= {"path", "label"}
+            require(is_known, f"{where} has the columns {', '.join(columns)}. Name them path, or path and label.")
+            rows = [(str(row["path"] or "").strip(), str(row.get("label") or "").strip()) for row in reader]
+            is_labelled = "label" not in columns or all(label for _, label in rows)
+            require(is_labelled, f"{where} has a line without a label: give each file one.")
+        else:
+            rows = [(line.strip("\r\n"), "") for line in file]
     files: dict[str, str] = {}
     for name, label in [row for row in rows if row[0].strip()]:
         place = PurePosixPath(name)
@@ -140,14 +136,3 @@ def _read_list(path: Path, _: tuple[int, int]) -> tuple[tuple[str, str], ...]:
         files[str(place)] = label
     require(bool(files), f"{where} has no files: write a path on each line.")
     return tuple(files.items())
-
-
-def _rows(file: Any, where: str) -> list[tuple[str, str]]:
-    reader = csv.DictReader(file, skipinitialspace=True)
-    reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or ()]
-    is_known = {"path"} <= set(columns) <= {"path", "label"}
-    require(is_known, f"{where} has the columns {', '.join(columns)}. Name them path, or path and label.")
-    rows = [[str(row.get(column) or "").strip() for column in ("path", "label")] for row in reader]
-    is_labelled = "label" not in columns or all(label for _, label in rows)
-    require(is_labelled, f"{where} has a line without a label: give each file one.")
-    return [(name, label) for name, label in rows]

@@ -26,26 +26,18 @@ def windows(compression: dict[str, Any]) -> dict[str, tuple[float, float]]:
     return {
         name: (number / len(stages), (number + 1) / len(stages))
         for number, stage in enumerate(stages)
-        for name in _names(stage)
+        for name in (stage if isinstance(stage, list) else [stage])
     }
 
 
-def _names(stage: Any) -> list[str]:
-    return stage if isinstance(stage, list) else [stage]
-
-
 def check_stages(compression: dict[str, Any]) -> None:
-    """Check that `compression.stages` names each method of the run once, and in their order.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Raise UserError unless `compression.stages` names each method of the run once, and in their order."""
     nodes, stages = methods(compression), compression.get("stages")
     if stages is None:
         return
     typed = f"compression.stages={stages}"
     require(isinstance(stages, list) and bool(stages), f"{typed}: give a list of methods, or null.")
-    named = [name for stage in stages for name in _names(stage)]
+    named = [name for stage in stages for name in (stage if isinstance(stage, list) else [stage])]
     for name in named:
         require(name in nodes, f"{typed} names {name}, which the run does not have; {did_you_mean(name, nodes)}")
         require(named.count(name) == 1, f"{typed} names {name} twice: a method has one stage.")

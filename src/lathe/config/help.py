@@ -43,31 +43,24 @@ def root_names() -> dict[str, list[str]]:
 
 def names_of(folder: Path, verb: str) -> dict[str, list[str]]:
     """Return the same as `root_names` for the configuration `verb` in `folder`."""
-    keys: list[str] = re.findall(r"^(\w+):", _read(folder, verb), flags=re.MULTILINE)
+    path = folder / f"{verb}.yaml"
+    keys: list[str] = re.findall(r"^(\w+):", path.read_text() if path.is_file() else "", flags=re.MULTILINE)
     return {**{key: [] for key in keys}, **choices(folder)}
 
 
-def _read(folder: Path, verb: str) -> str:
-    path = folder / f"{verb}.yaml"
-    return path.read_text() if path.is_file() else ""
-
-
 def help_text(typed: Sequence[str] = ()) -> str:
-    """Return the help of the running script, or of the keys in `typed`, whose overrides choose the composition.
-
-    Raises:
-        UserError: there is no such key.
-    """
+    """Return the help of the running script, or of the keys in `typed`, whose overrides choose the composition."""
     folder, verb = configuration_folder(), Path(sys.argv[0]).stem
     keys = [word for word in typed if "=" not in word and not word.startswith("-")]
     if folder is not None and keys:
-        from lathe.config.help_key import explain_keys  # it composes, which takes longer
+        from lathe.config.help_key import KeyHelp  # it composes, which takes longer
 
-        return explain_keys(folder, verb, keys, [word for word in typed if "=" in word])
+        page = KeyHelp(folder, verb, [word for word in typed if "=" in word])
+        return "\n\n".join(map(page.explain, keys))
     title = (sys.modules["__main__"].__doc__ or "").strip()
     if folder is None:
         return title
-    text = _read(folder, verb)
+    text = (folder / f"{verb}.yaml").read_text()
     groups = re.findall(r"^  - (?:optional )?(?!hydra:)(\w+):", text, flags=re.MULTILINE)
     rows = "".join(f"  {group:14}{', '.join(names)}\n" for group, names in choices(folder).items() if group in groups)
     is_training = "optimizer" in groups or "\n  - train " in text

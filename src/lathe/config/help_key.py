@@ -1,36 +1,140 @@
-"""Print --help <key>: its value in this composition, the values it takes, its comment and its file."""
+"""Print --help <key>: its value in this composition, the values it takes, its comment and its file.
 
-from collections.abc import Mapping, Sequence
+The comments and values are read from the YAML files in configs/.
+"""
+
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lathe.config.override_parsing import LISTS
 from lathe.config.resolve import flatten
-from lathe.config.schema import canonical, key_schemas, takes
+from lathe.config.schema import GLOBAL, canonical, key_schemas, takes
 from lathe.config.values import Json, expected
-from lathe.config.yaml_comments import (
-    Entry,
-    command_files,
-    comments,
-    group_comments,
-    one_line,
-    read_entries,
-)
 from lathe.errors import UserError, did_you_mean
 
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times as fast
+NOT_GROUPS = ("hydra", "local")  # Hydra's own keys, and files that no clone has
 
-def explain_keys(folder: Path, verb: str, keys: Sequence[str], overrides: Sequence[str]) -> str:
-    """Explain keys of a command, composed of the files in `folder` and these overrides.
 
-    Raises:
-        UserError: there is no such key.
+@dataclass(frozen=True)
+class Entry:
+    """A key of a file: its dotted path in a composed configuration, the text of its value (empty for a group of keys),
+    and as `owner` the canonical name of the class that takes it (else empty).
     """
-    page = KeyHelp(folder, verb, overrides)
-    return "\n\n".join(page.explain(key) for key in keys)
+
+    file: str
+    key: str
+    value: str
+    comment: str
+    owner: str
+
+    @property
+    def name(self) -> str:
+        return self.key.rpartition(".")[2]
+
+
+def command_files(folder: Path) -> list[Path]:
+    """Return the files of commands, train.yaml first."""
+    return sorted(folder.glob("*.yaml"), key=lambda path: (path.stem != "train", path))
+
+
+def files_of(folder: Path, names: Container[str]) -> list[Path]:
+    """Return the files of the commands with these names, and of the groups that they choose from."""
+    commands = [path for path in command_files(folder) if path.stem in names]
+    groups = group_comments(commands)
+    return [*commands, *(path for path in sorted(folder.glob("*/*.yaml")) if path.parent.name in groups)]
+
+
+def read_entries(folder: Path, files: list[Path] | None = None) -> list[Entry]:
+    """Read every key of `files`, by default of all files in a folder of configurations."""
+    entries: list[Entry] = []
+    for path in files or [*command_files(folder), *sorted(folder.glob("*/*.yaml"))]:
+        group = path.parent.name if path.parent != folder else ""
+        if group not in NOT_GROUPS:
+            entries += _entries_of(path, f"configs/{path.relative_to(folder).as_posix()}", group)
+    return entries
+
+
+def _entries_of(path: Path, file: str, group: str) -> Iterator[Entry]:
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+
+    def visit(node: yaml.MappingNode, prefix: str) -> Iterator[Entry]:
+        owner = next((canonical(value.value) for key, value in node.value if key.value == "_target_"), "")
+        for key, value in node.value:
+            if key.value == "defaults" and node is root:
+                continue
+            is_group = isinstance(value, yaml.MappingNode) and bool(value.value)
+            start, end = value.start_mark, value.end_mark
+            is_one_line = start.line == end.line == key.start_mark.line
+            shown = "" if is_group else lines[start.line][start.column : end.column] if is_one_line else "[...]"
+            comment = _comment(lines, key, value if is_one_line and not is_group else key)
+            yield Entry(file, f"{prefix}{key.value}", shown, comment, owner)
+            if is_group:
+                yield from visit(value, f"{prefix}{key.value}.")
+            for number, item in enumerate(value.value if isinstance(value, yaml.SequenceNode) else ()):
+                if isinstance(item, yaml.MappingNode):
+                    yield from visit(item, f"{prefix}{key.value}[{number}].")
+
+    with path.open(encoding="utf-8") as stream:  # an error names the stream's file
+        root = yaml.compose(stream, Loader=_Loader)
+    if isinstance(root, yaml.MappingNode):
+        yield from visit(root, "" if not group or text.startswith(GLOBAL) else f"{group}.")
+
+
+def _comment(lines: list[str], key: yaml.Node, last: yaml.Node) -> str:
+    """Return the comment at the end of a key's line, or the lines of comment above it."""
+    at_end = lines[last.end_mark.line][last.end_mark.column :].partition("#")[2].strip()
+    if at_end:
+        return at_end
+    above: list[str] = []
+    for line in reversed(lines[: key.start_mark.line]):
+        if not line.strip().startswith("#") or line.startswith(GLOBAL):
+            break
+        above.insert(0, line.strip().lstrip("# "))
+    return " ".join(above)
+
+
+def comments(entries: list[Entry]) -> dict[tuple[str, str], str]:
+    """Return the first comment on each key, by (class, argument), or ("", dotted path) where no class takes it."""
+    found: dict[tuple[str, str], str] = {}
+    for entry in entries:
+        if entry.comment:
+            found.setdefault((entry.owner, entry.name) if entry.owner else ("", entry.key), entry.comment)
+    return found
+
+
+def classes_by_key(entries: list[Entry]) -> dict[str, list[str]]:
+    """Return the classes that the files build at each dotted path, such as model.net."""
+    built: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry.name == "_target_":
+            names = built.setdefault(entry.key.rpartition(".")[0], [])
+            names += [entry.owner] if entry.owner not in names else []
+    return built
+
+
+def group_comments(files: list[Path]) -> dict[str, str]:
+    """Return the comment on each group, from the defaults lists of the files of commands."""
+    found: dict[str, str] = {}
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        for group, comment in re.findall(r"^  - (?:optional )?(\w+): \S+ +# (.+)", text, flags=re.MULTILINE):
+            found.setdefault(group, comment)
+    return found
+
+
+def one_line(value: Any) -> str:
+    """Return a value as a file writes it, on one line."""
+    return str(yaml.safe_dump(value, default_flow_style=True, width=10**6)).removesuffix("\n").removesuffix("\n...")
 
 
 class KeyHelp:
@@ -61,7 +165,8 @@ class KeyHelp:
             return self._explain_group(key, value)
         if is_there:
             return self._explain_value(key, value)
-        parent, name = self._look_up(key.rpartition(".")[0])[1], key.rpartition(".")[2]
+        above, _, name = key.rpartition(".")
+        parent = self._look_up(above)[1]
         arguments = _arguments(parent)
         if name in arguments:
             owner = parent["_target_"]
@@ -69,21 +174,16 @@ class KeyHelp:
             return f"{key} (an argument of {owner})\n{_table({**rows, 'in': f'no file: add it with +{key}=...'})}"
         if key in self.choices:
             return self._title(key)
-        if choice := self._choice_with(key):
-            other = KeyHelp(self.folder, self.verb, [*self.overrides, choice], self.entries)
-            return f"{other.explain(key)}\n  with    {choice}"
-        keys = [*self.schemas, *self.tree, *self.choices, *(f"{key.rpartition('.')[0]}.{one}" for one in arguments)]
+        group = key.split(".")[0]
+        for choice, entries in self.choices.get(group, {}).items():  # the first one that has the key
+            if any(f"{key}.".startswith(f"{entry.key}.") and not self._look_up(entry.key)[0] for entry in entries):
+                word = f"{group}=[{','.join([*LISTS[group], choice])}]" if group in LISTS else f"{group}={choice}"
+                other = KeyHelp(self.folder, self.verb, [*self.overrides, word], self.entries)
+                return f"{other.explain(key)}\n  with    {word}"
+        keys = [*self.schemas, *self.tree, *self.choices, *(f"{above}.{one}" for one in arguments)]
         same = sorted((one for one in keys if one.endswith(f".{key}")), key=lambda one: one.count("."))
         hint = f"did you mean {same[0]}?" if same else did_you_mean(key, keys, "--help lists the groups")
         raise UserError(f"--help {key}: unknown key; {hint}")
-
-    def _choice_with(self, key: str) -> str | None:
-        """Return the override for the first choice of the key's group that has it."""
-        group = key.split(".")[0]
-        for name, entries in self.choices.get(group, {}).items():
-            if any(f"{key}.".startswith(f"{entry.key}.") and not self._look_up(entry.key)[0] for entry in entries):
-                return f"{group}=[{','.join([*LISTS[group], name])}]" if group in LISTS else f"{group}={name}"
-        return None
 
     def _look_up(self, key: str) -> tuple[bool, Any]:
         value: Any = self.tree
@@ -95,9 +195,10 @@ class KeyHelp:
 
     def _explain_value(self, key: str, value: Any) -> str:
         schema, entry = self.schemas.get(key), self._entry(key, value)
-        parent = self._look_up(key.rpartition(".")[0])[1]
+        above, _, name = key.rpartition(".")
+        parent = self._look_up(above)[1]
         owner = canonical(parent["_target_"]) if isinstance(parent, Mapping) and "_target_" in parent else ""
-        comment = self.comments.get((owner, key.rpartition(".")[2]) if owner else ("", key))
+        comment = self.comments.get((owner, name) if owner else ("", key))
         if entry is not None and entry.comment and entry.owner in ("", owner):
             comment = entry.comment
         rows = {
@@ -117,8 +218,9 @@ class KeyHelp:
 
     def _entry(self, key: str, value: Any) -> Entry | None:
         """Return the entry that sets a key: of this composition's files, else one with this value, else any."""
-        chosen = [(group, name) for group, names in self.chosen.items() for name in _as_list(names)]
-        files = [f"configs/{self.verb}.yaml", *(f"configs/{group}/{name}.yaml" for group, name in chosen)]
+        files = [f"configs/{self.verb}.yaml"]
+        for group, names in self.chosen.items():
+            files += [f"configs/{group}/{name}.yaml" for name in ([names] if isinstance(names, str) else names or ())]
         own = [entry for entry in self.entries if entry.key == key]
         own.sort(key=lambda entry: (entry.file not in files, entry.value != one_line(value)))
         return own[0] if own else None
@@ -146,10 +248,6 @@ class KeyHelp:
 def _arguments(node: Any) -> dict[str, Json]:
     """Return the schemas of the arguments of a node's class, if it is in the schema."""
     return (takes(node) or {}) if isinstance(node, Mapping) and isinstance(node.get("_target_"), str) else {}
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
 
 
 def _table(rows: Mapping[str, str | None]) -> str:

@@ -33,8 +33,7 @@ _RATES = ("throughput/", "device/", "DeviceStatsMonitor.", "lr-")
 
 def split_of(name: str) -> str | None:
     """Return train, val or test; None for a metric of no split."""
-    found = SPLIT.match(name)
-    return None if found is None else found[1]
+    return found[1] if (found := SPLIT.match(name)) else None
 
 
 def without_split(name: str) -> str:
@@ -44,8 +43,7 @@ def without_split(name: str) -> str:
 
 def on_test(name: str) -> str:
     """Return the metric's name on the test split."""
-    found = SPLIT.match(name)
-    return name if found is None else f"test{name[found.end() - 1 :]}"
+    return f"test{name[found.end() - 1 :]}" if (found := SPLIT.match(name)) else name
 
 
 def lower_is_better(name: str) -> bool:
@@ -81,8 +79,7 @@ def directions(task: Any, monitor: str | None, mode: str) -> dict[str, str]:
 
     Names have no split.
     """
-    known = [name for name in task.reported if name not in task.undirected]
-    found = {name: "min" if name in task.minimised else "max" for name in known}
+    found = {name: "min" if name in task.minimised else "max" for name in task.reported if name not in task.undirected}
     return found | ({} if monitor is None else {without_split(monitor): mode})
 
 
@@ -115,35 +112,32 @@ def cost_of(receipt: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the costs of a run according to its receipt, None for those that it lacks; it may be empty.
 
     `bytes` is of the file that ships, `macs` of one sample, and `latency_ms` the median of the smallest batch on one
-    thread.
+    thread. Rows of the dense model are left out.
     """
-    files = [row for row in _own_rows(receipt, "files") if row["target"] == receipt.get("ships")]
-    return {
-        "bytes": min((row["bytes"] for row in files), default=None),
-        "macs": receipt["size"]["macs"] if "size" in receipt else None,
-        "latency_ms": _latency(receipt),
-    }
-
-
-def _latency(receipt: Mapping[str, Any]) -> float | None:
-    rows = [row for row in _own_rows(receipt, "latency") if row["threads"] == 1]
+    files = [row for row in receipt.get("files", ()) if row["of"] == "this" and row["target"] == receipt.get("ships")]
+    rows = [row for row in receipt.get("latency", ()) if row["of"] == "this" and row["threads"] == 1]
     smallest = min((row["batch"] for row in rows), default=None)
     rows = [row for row in rows if row["batch"] == smallest]
     ships = [row for row in rows if row["backend"] == receipt["ships"]]
-    return min((row["median_ms"] for row in ships or rows), default=None)
-
-
-def _own_rows(receipt: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """Return the rows of the run itself, without those of its dense model."""
-    return [row for row in receipt.get(name, ()) if row["of"] == "this"]
+    return {
+        "bytes": min((row["bytes"] for row in files), default=None),
+        "macs": receipt["size"]["macs"] if "size" in receipt else None,
+        "latency_ms": min((row["median_ms"] for row in ships or rows), default=None),
+    }
 
 
 def objective_of(cfg: Mapping[str, Any]) -> tuple[str | None, bool | None]:
     """Return the name of the metric that a job returns, and if lower is better; None where nothing says so."""
-    from hydra.utils import get_object
+    from hydra.utils import get_object, instantiate
 
-    task = get_object(cfg["task"]["_target_"])
-    task_monitor, is_lower = _directions(task, cfg["task"].get("metrics"))
+    task, metrics = get_object(cfg["task"]["_target_"]), cfg["task"].get("metrics")
+    is_lower: dict[str, bool | None]
+    if metrics is not None and hasattr(task, "directions"):
+        task_monitor, is_lower = task.directions(instantiate(metrics, _convert_="all"))
+    else:
+        names = {*getattr(task, "metrics", ()), *getattr(task, "computed", ())}
+        is_lower = {name: name in getattr(task, "minimised", ()) for name in names}
+        task_monitor = getattr(task, "monitor", None)
     checkpoint = cfg["callbacks"].get("checkpoint") or {}
     monitor, mode = checkpoint.get("monitor"), checkpoint.get("mode")
     monitor = task_monitor or None if monitor == "auto" else monitor
@@ -152,14 +146,3 @@ def objective_of(cfg: Mapping[str, Any]) -> tuple[str | None, bool | None]:
         return name, mode == "min"
     split, _, metric = str(name).rpartition("/")
     return name, is_lower.get(metric) if split else None
-
-
-def _directions(task: Any, metrics: Any) -> tuple[str | None, dict[str, bool | None]]:
-    """Return the metric that a task of this class monitors, and for each of its metrics if lower is better."""
-    from hydra.utils import instantiate
-
-    if metrics is not None and hasattr(task, "directions"):
-        found: tuple[str | None, dict[str, bool | None]] = task.directions(instantiate(metrics, _convert_="all"))
-        return found
-    names = {*getattr(task, "metrics", ()), *getattr(task, "computed", ())}
-    return getattr(task, "monitor", None), {name: name in getattr(task, "minimised", ()) for name in names}

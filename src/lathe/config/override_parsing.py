@@ -25,7 +25,7 @@ UNUSED = (
     *("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.chdir"),
     "hydra.verbose",
 )
-SPACED = re.compile(r"[\w.@/+]+( = |= | =)[^\s=]\S*")  # key = value, key= value, key =value
+_SPACED = re.compile(r"[\w.@/+]+( = |= | =)[^\s=]\S*")  # key = value, key= value, key =value
 SCALAR = re.compile(r"null|true|false|[\d.]+", re.IGNORECASE)  # Hydra takes none of these for the name of a file
 NODE = re.compile(r"\{.*\b_target_ *:", re.DOTALL)
 _BRACKETS = {"[": "]", "{": "}", "(": ")"}
@@ -82,8 +82,7 @@ def short_names(keys: Sequence[str]) -> list[str]:
 def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
     """Return the arguments for Hydra. `groups` are the script's groups with their choices, and its root keys with none.
 
-    Raises:
-        UserError: with a message for each flag or override that can't be right.
+    Raises UserError with a message for each flag or override that can't be right.
     """
     # argparse takes no overrides after a flag that follows overrides: `train.py strategy=ddp -m seed=1,2`
     ordered = sorted(arguments, key=lambda word: word not in MULTIRUN)
@@ -93,8 +92,17 @@ def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
     except UserError as error:
         raise UserError(*messages, *error.args) from error
     typed = set(flags.overrides)
+    kept: list[str] = []
+    for word in ordered:
+        earlier = next((one for one in kept if one in typed and key_of(one) == key_of(word)), None)
+        if word in typed and earlier is not None:
+            if word != earlier and not (word[0] == "+" and earlier[0] == "~"):
+                print(f"{earlier} is replaced by {word}, which was typed later.")
+            if NODE.match(value_of(word)):  # Hydra would merge the two
+                kept.remove(earlier)
+        kept.append(word)
     words: list[str] = []
-    for word in _without_replaced(ordered, typed):
+    for word in kept:
         try:
             words += _translate_word(word, groups) if word in typed else [word]
         except UserError as error:
@@ -105,29 +113,11 @@ def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
     return words
 
 
-def _without_replaced(words: Sequence[str], typed: set[str]) -> list[str]:
-    """Print which overrides a later one replaces, and leave those out that Hydra would merge with a later node."""
-    kept: list[str] = []
-    for word in words:
-        earlier = next((one for one in kept if one in typed and key_of(one) == key_of(word)), None)
-        if word in typed and earlier is not None:
-            if word != earlier and not (word[0] == "+" and earlier[0] == "~"):
-                print(f"{earlier} is replaced by {word}, which was typed later.")
-            if NODE.match(value_of(word)):
-                kept.remove(earlier)
-        kept.append(word)
-    return kept
-
-
 # Hydra's flags: -m, --cfg and others
 
 
 def check_flags(words: Sequence[str]) -> argparse.Namespace:
-    """Parse the flags of a command line.
-
-    Raises:
-        UserError: unknown flags, or flags that are not supported here.
-    """
+    """Parse the flags of a command line; raise UserError for unknown ones, and for those that are not supported."""
     from hydra._internal.utils import get_args_parser  # not needed for --help
 
     parser = get_args_parser()
@@ -139,12 +129,10 @@ def check_flags(words: Sequence[str]) -> argparse.Namespace:
     require(not rest, f"{' '.join(rest)}: put every flag before the first key, or after the last one.")
     rerun = flags.experimental_rerun  # it would load a pickle, which can run code
     require(rerun is None, f"--experimental-rerun {rerun} is not supported. Use python scripts/reproduce.py run=...")
-    name = flags.config_name
+    name, path, folder = flags.config_name, flags.config_path, flags.config_dir
     is_own = name is None or name.removesuffix(".yaml") == Path(sys.argv[0]).stem
     require(is_own, f"--config-name {name} is not supported. Write configs/experiment/<name>.yaml.")
-    folder = flags.config_path
-    require(folder is None, f"--config-path {folder} is not supported. Use --config-dir {folder} to add a folder.")
-    folder = flags.config_dir
+    require(path is None, f"--config-path {path} is not supported. Use --config-dir {path} to add a folder.")
     require(folder is None or os.path.isdir(folder), f"--config-dir={folder}: there is no such folder.")
     return flags
 
@@ -163,8 +151,11 @@ def find_split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     others: list[str] = []
     rest = list(words)
     while rest:
-        whole = _join_split_value(rest)
-        spaced = next((size for size in (3, 2) if SPACED.fullmatch(" ".join(rest[:size]))), 0)
+        whole = 1  # so many words are one override, whose value has an open bracket
+        if value_of(rest[0]).startswith(("[", "{")):
+            sizes = range(1, len(rest) + 1)
+            whole = next((size for size in sizes if split_items(value_of(" ".join(rest[:size])))), 1)
+        spaced = next((size for size in (3, 2) if _SPACED.fullmatch(" ".join(rest[:size]))), 0)
         if whole > 1:
             word = " ".join(rest[:whole])
             messages.append(f"{key_of(word)}: the shell split its value. Quote it all: {shlex.quote(word)}.")
@@ -175,24 +166,6 @@ def find_split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
             others.append(rest[0])
         rest = rest[max(whole, spaced, 1) :]
     return messages, others
-
-
-def _join_split_value(words: Sequence[str]) -> int:
-    """Count the words into which a shell has split the first override, whose value has an open bracket; else 1."""
-    if not value_of(words[0]).startswith(("[", "{")):
-        return 1
-    sizes = range(1, len(words) + 1)
-    return next((size for size in sizes if split_items(value_of(" ".join(words[:size])))), 1)
-
-
-def _without_equals(word: str, groups: Groups) -> str:
-    """Return the message for a word without =."""
-    group = next((group for group, names in groups.items() if word in names), "")
-    run = next((key for key in ("run", "runs") if key in groups and "/" in word), "")
-    hint = "seed=1, for example. Quote a value with spaces"
-    if word in groups or group or run:
-        hint = f"{word}=..." if word in groups else f"{group or run}={word}"
-    return f"{word}: every word has the form key=value: {hint}."
 
 
 # One override
@@ -206,7 +179,13 @@ def _translate_word(word: str, groups: Groups) -> list[str]:
         word = f"{word.partition('=')[0]}={value}"
     is_swept = key.partition(".")[0] in ("sweep", "hydra") and len(split_items(value)) > 1
     require(not is_swept, f"{word}: a sweep can't go over its own keys and Hydra's.")
-    require("=" in word or sign == "~" or not re.fullmatch(r"[\w.@/+-]+", word), _without_equals(word, groups))
+    if "=" not in word and sign != "~" and re.fullmatch(r"[\w.@/+-]+", word):
+        group = next((group for group, names in groups.items() if word in names), "")
+        run = next((name for name in ("run", "runs") if name in groups and "/" in word), "")
+        hint = "seed=1, for example. Quote a value with spaces"
+        if word in groups or group or run:
+            hint = f"{word}=..." if word in groups else f"{group or run}={word}"
+        raise UserError(f"{word}: every word has the form key=value: {hint}.")
     if (key, value) == ("train", "false") and not sign and key not in groups:
         return ["trainer.max_epochs=0"]
     if key == "local" and not sign and key in groups:
@@ -215,13 +194,9 @@ def _translate_word(word: str, groups: Groups) -> list[str]:
         for name in split_items(value):  # the group is optional, so Hydra ignores a missing choice
             hint = did_you_mean(name, groups[key]) if groups[key] else f"write configs/local/{name}.yaml"
             require(name in groups[key], f"local={name}: there is no such choice; {hint}")
-    return _translate_choice(word, key, sign, value, groups) if groups.get(key) else _translate_key(word, sign, groups)
-
-
-def _translate_key(word: str, sign: str, groups: Groups) -> list[str]:
-    key, value = key_of(word), value_of(word)
-    root = key.partition(".")[0]
-    other = key if key in KEYS else root
+    if groups.get(key):
+        return _translate_choice(word, key, sign, value, groups)
+    other = key if key in KEYS else key.partition(".")[0]
     hint = KEYS.get(other, "")
     require(not hint or other in groups, f"{word}: unknown key; {hint}.")
     require(key not in UNUSED, f"{word} has no effect. The directory of a run follows from paths.log_dir and name.")
@@ -284,9 +259,6 @@ def expand_nodes(word: str, key: str, value: str, choices: Sequence[str]) -> lis
     """Return the overrides for a group's list: one with the names in it, and one for each node.
 
     A list without nodes, or with an open bracket or quote, is returned as it is.
-
-    Raises:
-        UserError: a node has no class, or a sweep goes over lists with nodes.
     """
     items = split_items(value[1:-1]) if value.startswith("[") and value.endswith("]") else []
     nodes = [item for item in items if item.startswith("{")]
@@ -300,8 +272,10 @@ def expand_nodes(word: str, key: str, value: str, choices: Sequence[str]) -> lis
         for name, node in _named(word, item, choices):
             numbered = (f"{name}_{n}" for n in count(2) if f"{name}_{n}" not in choices)
             added[name if name not in added else next(new for new in numbered if new not in added)] = node
-    listed = f"{key}=[{','.join(names)}]" if names else f"{key}=none"
-    return [listed, *(f"+{key}.{name}={node}" for name, node in added.items())]
+    return [
+        f"{key}=[{','.join(names)}]" if names else f"{key}=none",
+        *(f"+{key}.{name}={node}" for name, node in added.items()),
+    ]
 
 
 def _named(word: str, item: str, choices: Sequence[str]) -> list[tuple[str, str]]:

@@ -21,10 +21,8 @@ class Axes:
 def axes(strategy: dict[str, Any], world: int) -> Axes:
     """Return the sizes that the keys `data`, `tensor` and `stages` of a strategy give for `world` processes.
 
-    A missing key is 1, but for `data`, which takes the remaining processes. One of the keys may be null for that.
-
-    Raises:
-        UserError: two keys are null, or the product is not `world`.
+    A missing key is 1, but for `data`, which takes the remaining processes. One key may be null for that. Raises
+    UserError if two are null, or the product is not `world`.
     """
     given = {key: strategy[key] for key in SIZES if key in strategy}
     sizes = {"data": None, "tensor": 1, "stages": 1, **given}

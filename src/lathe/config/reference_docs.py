@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
+from lathe.config.help_key import Entry, classes_by_key, comments, files_of, group_comments, read_entries
 from lathe.config.schema import (
     BUILDER,
     GLOBAL,
@@ -17,7 +18,6 @@ from lathe.config.schema import (
     training_commands,
 )
 from lathe.config.values import NODE, NULL, Json, expected, kinds, shown
-from lathe.config.yaml_comments import Entry, classes_by_key, comments, files_of, group_comments, read_entries
 
 NOTE = "<!-- Written by `python scripts/schema.py` from signatures and the comments in configs/. -->"
 # An example and the guide of each group.
@@ -54,8 +54,14 @@ class Row:
     default: str  # empty where no file sets it, or files differ
     meaning: str
 
+    @property
     def typed(self) -> str:
-        return _code(f"{self.key}={self.default}" if self.default else self.key)
+        return f"`{self.key}={self.default}`" if self.default else f"`{self.key}`"
+
+    @property
+    def bare(self) -> "Row":
+        """The key without its default, by which rows of several choices are compared."""
+        return replace(self, default="")
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class Family:
 
     def __init__(self, choices: list[Choice]) -> None:
         self.choices = choices
-        self.names = ", ".join(_code(choice.name) for choice in choices)
+        self.names = ", ".join(f"`{choice.name}`" for choice in choices)
         self.rows: list[Row] = []
         for row in choices[0].rows:
             same = [one for choice in choices for one in choice.rows if one.key == row.key]
@@ -85,17 +91,17 @@ class Family:
     def section(self, shared: dict[Row, Row]) -> str:
         """Return the section: comments, the values that differ from those in the tables, its own keys."""
         first, *more = self.choices
-        shown = {row.key: shared.get(replace(row, default=""), row).default for row in self.rows}
+        shown = {row.key: shared.get(row.bare, row).default for row in self.rows}
         lines = []
         for choice in self.choices:
-            values = [row.typed() for row in choice.rows if row.default and row.default != shown[row.key]]
+            values = [row.typed for row in choice.rows if row.default and row.default != shown[row.key]]
             name = f"- `{choice.name}`: " if more else ""
             sets = f" Sets {', '.join(values)}." if values else ""
             text = _escaped(choice.text.removesuffix(".")) + "." * (choice.text[-1:] not in ("", ":"))
             lines.append(f"{name}{text}{sets}\n" if name or text or sets else "")
-        title = ", ".join([_code(first.title), *(_code(choice.name) for choice in more)])
-        built = "".join(f" ({_code(name)})" for name in first.classes)
-        own = [row for row in self.rows if replace(row, default="") not in shared]
+        title = ", ".join([f"`{first.title}`", *(f"`{choice.name}`" for choice in more)])
+        built = "".join(f" (`{name}`)" for name in first.classes)
+        own = [row for row in self.rows if row.bare not in shared]
         parts = [f"## {title}{built}", "".join(lines).strip(), _list(own)]
         return "\n\n".join(part for part in parts if part)
 
@@ -140,7 +146,9 @@ class Book:
             keys += [entry.key for entry in of_file if entry.key in section and entry.key not in keys]
             rows += [self._row(key, prefix, section[key], ("", key), of_file) for key in keys]
             classes = [entry.owner for entry in targets if entry.key == f"{prefix}_target_"]
-            choices.append(Choice(f"{group}={path.stem}", path.stem, _first_comment(path), rows, classes))
+            lines = takewhile(lambda line: line[:1] == "#", path.read_text(encoding="utf-8").splitlines())
+            comment = " ".join(line.lstrip("# ") for line in lines if not line.startswith(GLOBAL))
+            choices.append(Choice(f"{group}={path.stem}", path.stem, comment, rows, classes))
             section = {key: one for key, one in section.items() if not (has_names and key in keys)}
         seen = {f"{group}.{row.key}" for choice in choices for row in choice.rows}
         rest = {key: one for key, one in section.items() if key not in seen}
@@ -200,7 +208,7 @@ class Book:
             rows = [self._row(key, "", one, ("", key), entries) for key, one in _flat(section, "")]
             if command in MAINTAINERS:
                 file = f"[configs/{command}.yaml](../../configs/{command}.yaml)"
-                text = f"Meanings are in {file}. Keys: {', '.join(row.typed() for row in rows)}"
+                text = f"Meanings are in {file}. Keys: {', '.join(row.typed for row in rows)}"
                 rows = []
             choices.append(Choice(script, command, text, rows, []))
         return _page("commands", "These keys come in addition to the [groups](README.md) of `--help`.", [], choices)
@@ -213,42 +221,31 @@ def _page(name: str, intro: str, common: list[Row], choices: list[Choice]) -> st
     text = f"# {name}\n\n{NOTE}\n\n{intro} Guide: [{guide}](../{guide}).\n\n"
     text += f"```bash\npython {script} {example}\n```\n\n{_list(common)}"
     without = [choice for choice in choices if not choice.rows]
-    text += "".join(f"- {_code(one.title)}: {_escaped(one.text)}\n" for one in without) + ("\n" if without else "")
-    families = _families([choice for choice in choices if choice.rows])
-    defaults: dict[Row, dict[int, str]] = {}  # of each key: by the number of the family
-    for number, family in enumerate(families):
+    text += "".join(f"- `{one.title}`: {_escaped(one.text)}\n" for one in without) + ("\n" if without else "")
+    members: dict[object, list[Choice]] = {}  # choices with the same keys of the same classes
+    for choice in choices:
+        is_command = "=" not in choice.title
+        same = choice.title if is_command else (frozenset(row.key for row in choice.rows), *choice.classes)
+        members.setdefault(same, []).extend([choice] if choice.rows else [])
+    families = [Family(found) for found in members.values() if found]
+    defaults: dict[Row, dict[str, str]] = {}  # of each key: by the names of the family
+    for family in families:
         for row in family.rows:
-            defaults.setdefault(replace(row, default=""), {})[number] = row.default
+            defaults.setdefault(row.bare, {})[family.names] = row.default
     tables: dict[str, list[Row]] = {}
     for row, found in defaults.items():
         if len(found) > 1:
-            default = found[min(found)] if len(set(found.values())) == 1 else ""
-            names = _names([families[number] for number in found], families)
+            default = "" if len(set(found.values())) > 1 else next(iter(found.values()))
+            names, others = ", ".join(found), ", ".join(one.names for one in families if one.names not in found)
+            names = min(names, f"all but {others}", key=len) if others else "all choices"
             tables.setdefault(names, []).append(replace(row, default=default))
     for names, rows in tables.items():
         text += f"## Keys of {names}\n\n{_list(rows)}" if len(rows) > 2 else ""
     small = [(names, row) for names, rows in tables.items() if len(rows) < 3 for row in rows]
-    others = [replace(row, meaning=f"{row.meaning} (of {names})".strip()) for names, row in small]
-    text += f"## Other keys of several choices\n\n{_list(others)}" if others else ""
-    shared = {replace(row, default=""): row for rows in tables.values() for row in rows}
+    rest = [replace(row, meaning=f"{row.meaning} (of {names})".strip()) for names, row in small]
+    text += f"## Other keys of several choices\n\n{_list(rest)}" if rest else ""
+    shared = {row.bare: row for rows in tables.values() for row in rows}
     return (text + "".join(family.section(shared) for family in families)).rstrip() + "\n"
-
-
-def _names(members: list[Family], families: list[Family]) -> str:
-    """Return the choices of some families, or those that are not among them, whichever is shorter."""
-    others = ", ".join(family.names for family in families if family not in members)
-    names = ", ".join(family.names for family in members)
-    return "all choices" if not others else min(names, f"all but {others}", key=len)
-
-
-def _families(choices: list[Choice]) -> list[Family]:
-    """Return the choices with the same keys of the same classes together."""
-    found: dict[object, list[Choice]] = {}
-    for number, choice in enumerate(choices):
-        keys = frozenset(row.key for row in choice.rows)
-        is_command = "=" not in choice.title
-        found.setdefault(number if is_command else (keys, *choice.classes), []).append(choice)
-    return [Family(members) for members in found.values()]
 
 
 def _flat(section: Json, prefix: str) -> list[tuple[str, Json]]:
@@ -307,25 +304,16 @@ def _short(kind: Json) -> str:
     return {"string": "str", "boolean": "bool", "object": "mapping", "null": "null"}.get(str(name), expected(kind))
 
 
-def _first_comment(path: Path) -> str:
-    lines = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
-    return " ".join(line.lstrip("# ") for line in lines if not line.startswith(GLOBAL))
-
-
 def _list(rows: list[Row]) -> str:
     """Return a list of keys, and a line with those about which only the class says more."""
     known = [row for row in rows if row.default or row.meaning]
-    more = [_code(row.key) + (f" ({row.takes})" if row.takes else "") for row in rows if row not in known]
+    more = [f"`{row.key}`" + (f" ({row.takes})" if row.takes else "") for row in rows if row not in known]
     lines = []
     for row in known:
         takes = f" ({_escaped(row.takes)})" if row.takes else ""
-        lines.append(f"- {row.typed()}{takes}{': ' if row.meaning else ''}{_escaped(row.meaning)}\n")
+        lines.append(f"- {row.typed}{takes}{': ' if row.meaning else ''}{_escaped(row.meaning)}\n")
     lines += [f"- In no file: {_escaped(', '.join(more))}\n"] if more else []
     return "".join(lines) + ("\n" if lines else "")
-
-
-def _code(text: str) -> str:
-    return f"`{text}`"
 
 
 def _escaped(text: str) -> str:

@@ -39,8 +39,7 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 def resolve(cfg: DictConfig) -> dict[str, Any]:
     """Return the configuration as plain nested dicts and lists, with every interpolation resolved.
 
-    Raises:
-        UserError: with a message for each interpolation that leads nowhere and each missing value (`???`).
+    Raises UserError with a message for each interpolation that leads nowhere and each missing value (`???`).
     """
     try:
         container = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
@@ -141,11 +140,7 @@ def _data_nodes(cfg: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def set_data_folder(cfg: dict[str, Any], folder: str | None) -> None:
-    """Set where the data of a run are now; None keeps the folder of its configuration.
-
-    Raises:
-        UserError: it is not a folder, or the data of the run were in none.
-    """
+    """Set where the data of a run are now; None keeps the folder of its configuration."""
     if folder is None:
         return
     nodes = [node for node in _data_nodes(cfg) if isinstance(node.get("folder"), str)]

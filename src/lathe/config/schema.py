@@ -57,7 +57,7 @@ def canonical(target: str) -> str:
 
 
 class Known(NamedTuple):
-    """A key that the schema has."""
+    """A key with its schema."""
 
     key: str
     schema: Json
@@ -91,11 +91,9 @@ def command_keys(command: str, cfg: Mapping[str, Any]) -> dict[str, Json]:
     if command in commands():
         return _keys_of(command)
     train = _keys_of("train")
-    return (
-        train
-        if train.keys() <= cfg.keys()
-        else {key: train[key] for key in ("launch", "strategy", "trusted") if key in cfg}
-    )
+    if train.keys() <= cfg.keys():
+        return train
+    return {key: train[key] for key in ("launch", "strategy", "trusted") if key in cfg}
 
 
 @functools.cache
@@ -121,11 +119,8 @@ def component_keys(name: str) -> dict[str, Json] | None:
     found = definitions().get(name)
     if found is None or "." not in name or name.endswith(".yaml"):
         return None
-    return {
-        key: resolved(one)
-        for key, one in found["properties"].items()
-        if key not in ("_target_", "_partial_", "defaults")
-    }
+    left_out = ("_target_", "_partial_", "defaults")
+    return {key: resolved(one) for key, one in found["properties"].items() if key not in left_out}
 
 
 def takes(node: Mapping[str, Any]) -> dict[str, Json] | None:
@@ -134,13 +129,11 @@ def takes(node: Mapping[str, Any]) -> dict[str, Json] | None:
     if name != BUILDER:
         return component_keys(name)
     options = component_keys(canonical(_kind(node)))
-    own = set(definitions()[BUILDER].get("own", ()))
     if options is None:
         return None
-    keys = component_keys(BUILDER) or {}
-    return {key: keys[key] for key in keys if key in own} | {
-        key: {"anyOf": [*kinds(schema), NULL]} for key, schema in options.items() if key not in own
-    }
+    own = set(definitions()[BUILDER].get("own", ()))
+    keys = {key: schema for key, schema in (component_keys(BUILDER) or {}).items() if key in own}
+    return keys | {key: {"anyOf": [*kinds(one), NULL]} for key, one in options.items() if key not in own}
 
 
 def _kind(node: Mapping[str, Any]) -> str:
@@ -204,11 +197,7 @@ def _check(schema: Json, key: str, value: Any, saved: bool) -> Iterator[Problem 
     elif sections or schema == NODE:
         flat = [arm for arm in arms if arm not in sections and arm != NODE]
         if not flat or not is_valid(value, {"anyOf": flat}):
-            way = (
-                f"choose one of the files in configs/{key}"
-                if "." not in key
-                else f"write {key}={{_target_: mine.Class}}"
-            )
+            way = f"write {key}={{_target_: mine.Class}}" if "." in key else f"choose one of the files in configs/{key}"
             yield key, f"{key}={shown(value)}: expected a group of keys; {way}."
     elif message := problem(key, value, schema):
         if not (saved and key == "paths.run_dir"):
@@ -306,25 +295,6 @@ def _inside(key: str, value: Any) -> Iterator[Problem | Known]:
 
 def with_keys(message: str) -> str:
     """Return a message of Lightning's on one line, with keys of the configuration for the arguments of its Trainer."""
-    values = {"None": "null", "True": "true", "False": "false"}
-
-    def key(found: re.Match[str]) -> str:
-        return f"trainer.{found[1]}" + ("" if found[2] is None else f"={values.get(found[2], found[2])}")
-
     names = "|".join(component_keys("lightning.Trainer") or ())
-    return re.sub(rf"`({names})(?:=([^`]+))?`", key, " ".join(message.split()))
-
-
-def follows(raw: Any, key: str = "") -> dict[str, set[str]]:
-    """Return the keys that each leaf of an unresolved configuration interpolates, by dotted path."""
-    found: dict[str, set[str]] = {}
-    if isinstance(raw, Mapping):
-        for name, item in raw.items():
-            found |= follows(item, f"{key}.{name}" if key else str(name))
-    elif isinstance(raw, list):
-        for item in raw:
-            for leaf, names in follows(item, key).items():
-                found.setdefault(leaf, set()).update(names)
-    elif isinstance(raw, str) and (inner := re.findall(r"\$\{([^}]*)\}", raw)):
-        found[key] = {name for text in inner for name in re.findall(r"\w+(?:\.\w+)*", text)}
-    return found
+    text = re.sub(rf"`({names})(=[^`]+)?`", r"trainer.\1\2", " ".join(message.split()))
+    return re.sub(r"(?<=\w=)(None|True|False)\b", lambda found: {"None": "null"}.get(found[0], found[0].lower()), text)

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jsonschema_rs
@@ -41,7 +41,7 @@ def is_valid(value: Any, schema: Json) -> bool:
     """Check a plain value against a schema. A float is never a whole number, and no number is infinite or NaN."""
     if not schema:
         return True
-    if not _is_text(value) or not all(map(_is_finite, _numbers(value))):
+    if not _is_text(value) or not _is_finite(value):
         return False
     if isinstance(value, float):
         schema = {"anyOf": [kind for kind in kinds(schema) if kind.get("type") != "integer"]}
@@ -63,16 +63,12 @@ def _validator(schema: str) -> Any:
     return jsonschema_rs.validator_for(json.loads(schema))
 
 
-def _is_finite(number: float) -> bool:
-    return math.isfinite(number) if isinstance(number, float) else abs(number) <= LARGEST
-
-
-def _numbers(value: Any) -> Iterator[float]:
+def _is_finite(value: Any) -> bool:
+    """True unless a number in `value` is infinite, NaN or too large."""
     if isinstance(value, (int, float)):
-        yield value
-    elif isinstance(value, (list, Mapping)):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _numbers(item)
+        return math.isfinite(value) if isinstance(value, float) else abs(value) <= LARGEST
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return all(map(_is_finite, items))
 
 
 def _is_text(value: Any) -> bool:
@@ -117,7 +113,11 @@ def _description(kind: Json) -> str:
     if "description" in kind:
         return str(kind["description"])
     if name in ("integer", "number"):
-        return _TYPES[name] + _span(kind)
+        low = f" from {kind['minimum']:.17g}" if "minimum" in kind else ""
+        low = f" above {kind['exclusiveMinimum']:.17g}" if "exclusiveMinimum" in kind else low
+        high = f" to {kind['maximum']:.17g}" if "maximum" in kind else ""
+        high = f" and below {kind['exclusiveMaximum']:.17g}" if "exclusiveMaximum" in kind else high
+        return _TYPES[name] + low + high
     if name == "string":
         return f"text of the form {kind['pattern']}" if "pattern" in kind else "a word"
     if name == "array":
@@ -127,18 +127,9 @@ def _description(kind: Json) -> str:
         return f"a list{size}{each}{', none twice' if kind.get('uniqueItems') else ''}"
     if name == "object":
         values = kind.get("additionalProperties")
-        return (
-            f"a group of keys (each {expected(values)})" if isinstance(values, dict) and values else "a group of keys"
-        )
+        each = f" (each {expected(values)})" if isinstance(values, dict) and values else ""
+        return f"a group of keys{each}"
     return _TYPES.get(str(name), "anything")
-
-
-def _span(kind: Json) -> str:
-    low = f" from {kind['minimum']:.17g}" if "minimum" in kind else ""
-    low = f" above {kind['exclusiveMinimum']:.17g}" if "exclusiveMinimum" in kind else low
-    high = f" to {kind['maximum']:.17g}" if "maximum" in kind else ""
-    high = f" and below {kind['exclusiveMaximum']:.17g}" if "exclusiveMaximum" in kind else high
-    return low + high
 
 
 def shown(value: Any) -> str:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from lathe.callbacks.module_access import planned_batches
 from lathe.callbacks.skippable_hooks import SkippableHooks
-from lathe.config.cross_checks import SPLIT_NETS
 from lathe.config.types import Count, OpenShare, Share
+from lathe.config.validate import SPLIT_NETS
 from lathe.config.validation import validated
 from lathe.data.order import Selection
 from lathe.errors import require

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from lathe.callbacks.module_access import net_of, planned_batches, task_of
 from lathe.compression.modes import evaluated
-from lathe.config.cross_checks import SPLIT_NETS
 from lathe.config.types import PositiveShare
+from lathe.config.validate import SPLIT_NETS
 from lathe.config.validation import validated
 from lathe.errors import UserError, require
 

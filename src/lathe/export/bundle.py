@@ -11,7 +11,7 @@ from lathe.export import Array
 from lathe.export import manifest as manifests
 from lathe.export.inputs import as_list
 from lathe.export.torch_runner import prepared
-from lathe.trust.export_signing import made_here
+from lathe.trust import made_here
 
 
 @dataclass(frozen=True)

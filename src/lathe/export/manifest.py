@@ -7,7 +7,7 @@ from typing import Any
 
 from lathe.errors import UserError, require
 from lathe.files import sha256, write_atomically
-from lathe.trust.export_signing import signature
+from lathe.trust import signature
 
 NAME = "manifest.json"
 VERSION = 1

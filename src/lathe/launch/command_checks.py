@@ -10,12 +10,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lathe.config.cross_checks import CrossCheck, check_compression, unused_keys
 from lathe.config.override_parsing import as_typed, key_of
 from lathe.config.parallel_dims import data_replicas
 from lathe.config.resolve import flatten
 from lathe.config.schema import key_schemas
-from lathe.config.validate import check, check_types
+from lathe.config.validate import CrossCheck, check, check_compression, check_types, unused_keys
 from lathe.errors import refuse, require
 from lathe.launch.devices import count_processes, read_nodes
 from lathe.launch.external_launch import ExternalLaunch

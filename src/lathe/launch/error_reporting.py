@@ -55,7 +55,7 @@ def report_errors(main: Callable[[], Any]) -> Callable[[], None]:
             exit_on_next(signal.SIGINT)
             sys.exit(128 + signal.SIGINT)
         except Exception as error:
-            from lathe.config.hydra_errors import explain_overrides  # for errors only
+            from lathe.config.compose import explain_overrides  # for errors only
 
             verb = Path(sys.argv[0]).stem
             refused = explain_overrides(error, configuration_folder(), verb, sys.argv[1:], root_names())
@@ -128,7 +128,7 @@ def explain_error(error: BaseException) -> UserError | None:
     """The UserError with the message for a mistake that the user can fix; None for a bug."""
     if isinstance(error, UserError):
         return error
-    from lathe.config.hydra_errors import hydra_message  # for errors only
+    from lathe.config.compose import hydra_message  # for errors only
 
     message = (None if _is_from_user_code(error) else hydra_message(error, root_names())) or _library_message(error)
     return None if message is None else UserError(message)

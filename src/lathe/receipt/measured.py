@@ -31,8 +31,7 @@ from lathe.measure import Agreement, AgreementMeter, PeakMemory, count_macs, cou
 from lathe.measure.calls import Call
 from lathe.receipt import page
 from lathe.runs.build import make_task
-from lathe.runs.checkpoints import read_checkpoint
-from lathe.runs.export_staleness import checkpoint_hash
+from lathe.runs.checkpoints import checkpoint_hash, read_checkpoint
 from lathe.runs.inference import Forward, is_lightning, open_data, open_run_net, score
 from lathe.runs.rerun_command import run_command
 from lathe.runs.rundir import RunDir

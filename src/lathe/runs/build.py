@@ -52,14 +52,24 @@ def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
     _check_task_class(factory.func, cfg["task"]["_target_"])
     parts: dict[str, Any] = {}
     if "net" in cfg["model"]:
-        parts["net"] = make_net(cfg["model"])
-        _check_training_step(parts["net"], factory.func, cfg["task"]["_target_"])
+        parts["net"] = net = make_net(cfg["model"])
+        if isinstance(net, LightningModule) and is_overridden("training_step", net) and inspect.isclass(factory.func):
+            require(
+                getattr(factory.func, "brings_module", False),
+                f"model.net: {type(net).__name__} is a LightningModule, whose steps task._target_="
+                f"{cfg['task']['_target_']} would not call: model=lightning "
+                f"model.net={{_target_: {type(net).__module__}.{type(net).__name__}}} runs it as it is.",
+            )
     if getattr(factory.func, "brings_module", False):
         parts |= {key: cfg["model"].get(key) for key in ("core", "example")}
     if train:
         parts["optimizer"] = make_optimizer(cfg) if cfg["optimizer"] else None
         parts["scheduler"] = make_schedule(cfg["scheduler"]) if cfg.get("scheduler") else None
-    task = call_factory(factory, "task", **parts)
+    try:
+        with under("task"):
+            task = factory(**parts)
+    except TypeError as error:
+        raise UserError(f"task can't be built: {error}") from error
     if not isinstance(task, Task):
         got = describe_class(type(task))
         raise UserError(f"task._target_={factory.func.__name__}: expected {describe_class(Task)}, got {got}.")
@@ -138,35 +148,17 @@ def make_schedule(node: dict[str, Any]) -> Any:
 def _check_task_class(kind: Any, target: str) -> None:
     if not inspect.isclass(kind) or issubclass(kind, Task):  # a function may build a task
         return
-    if issubclass(kind, LightningModule):
-        raise UserError(
-            f"task._target_={target} is a plain LightningModule, which brings its net: model=lightning "
-            f"model.net={{_target_: {target}}} runs it as it is."
-        )
-    if issubclass(kind, nn.Module):
-        raise UserError(
-            f"task._target_={target} is a net: expected a task such as lathe.tasks.ClassificationTask. Use "
-            f"model.net={{_target_: {target}}}"
-        )
+    require(
+        not issubclass(kind, LightningModule),
+        f"task._target_={target} is a plain LightningModule, which brings its net: model=lightning "
+        f"model.net={{_target_: {target}}} runs it as it is.",
+    )
+    require(
+        not issubclass(kind, nn.Module),
+        f"task._target_={target} is a net: expected a task such as lathe.tasks.ClassificationTask. Use "
+        f"model.net={{_target_: {target}}}",
+    )
     raise UserError(f"task._target_={target}: expected {describe_class(Task)}, got the class {kind.__name__}.")
-
-
-def _check_training_step(net: nn.Module, kind: Any, target: str) -> None:
-    has_step = isinstance(net, LightningModule) and is_overridden("training_step", net)
-    if has_step and inspect.isclass(kind) and not getattr(kind, "brings_module", False):
-        raise UserError(
-            f"model.net: {type(net).__name__} is a LightningModule, whose steps task._target_={target} would not call: "
-            f"model=lightning model.net={{_target_: {type(net).__module__}.{type(net).__name__}}} runs it as it is."
-        )
-
-
-def call_factory(factory: Any, key: str, **kwargs: Any) -> Any:
-    """Call the partial that `instantiate` returned for a node with `_partial_`."""
-    try:
-        with under(key):
-            return factory(**kwargs)
-    except TypeError as error:
-        raise UserError(f"{key} can't be built: {error}") from error
 
 
 class _Alias(MetaPathFinder, Loader):

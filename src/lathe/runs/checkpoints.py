@@ -1,8 +1,10 @@
-"""Reads checkpoint files without running code, and loads their weights into plain nets."""
+"""Reads checkpoint files without running code, loads their weights into nets, and detects exports of older ones."""
 
+import hashlib
 import pickle
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,16 @@ from torch import Tensor, nn
 from lathe.callbacks.checkpoint_io import check_digests
 from lathe.compression.structure import apply_structure
 from lathe.errors import UserError, require
+from lathe.files import sha256
+from lathe.runs.rundir import RunDir
 from lathe.tasks.core import core_of
 
 
 def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
     """Read a checkpoint that Lathe or Lightning wrote, which the configuration names as `key`.
 
-    The tensors of a file stay on disk until they are used. A sharded folder is put together in memory.
-
-    Raises:
-        UserError: the file is missing, damaged, of another kind, or holds more than plain data.
+    The tensors of a file stay on disk until they are used. A sharded folder is put together in memory. Raises UserError
+    if the file is missing, damaged, of another kind, or holds more than plain data.
     """
     if (path / "meta.pt").is_file():
         from lathe.strategies import sharded_files  # takes a second to import, and most checkpoints are files
@@ -39,7 +41,19 @@ def read_plain(path: Path, key: str) -> Any:
     """Read a file that torch has saved, if it holds plain data only."""
     with open(path, "rb"):  # raises PermissionError, where torch would call it an invalid file
         pass
-    _check_sums(path, key)
+    # torch doesn't compare the records with their checksums: a damaged block would become weights
+    damaged = None
+    try:
+        with zipfile.ZipFile(path) as file:
+            if all(record.compress_type == zipfile.ZIP_STORED for record in file.infolist()):  # as torch writes them
+                damaged = file.testzip()
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError):
+        pass  # torn, or in the format of torch before 1.6: torch reports it
+    require(
+        damaged is None,
+        f"{key}={path} is damaged: its record {damaged!a} has another checksum. Use another checkpoint, or a copy of "
+        "this one.",
+    )
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
@@ -50,22 +64,6 @@ def read_plain(path: Path, key: str) -> Any:
         raise UserError(
             f"{key}={path} can't be read as a checkpoint: it is cut off or of another kind; take another."
         ) from error
-
-
-def _check_sums(path: Path, key: str) -> None:
-    """Compare the file's records with their checksums, which torch doesn't: a damaged block would become weights."""
-    damaged = None
-    try:
-        with zipfile.ZipFile(path) as file:
-            if all(record.compress_type == zipfile.ZIP_STORED for record in file.infolist()):  # as torch writes them
-                damaged = file.testzip()
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError):
-        return  # torn, or in the format of torch before 1.6: torch reports it
-    require(
-        damaged is None,
-        f"{key}={path} is damaged: its record {damaged!a} has another checksum. Use another checkpoint, or a copy of "
-        "this one.",
-    )
 
 
 def _checked(state: Any, path: Path, key: str) -> dict[str, Any]:
@@ -129,3 +127,36 @@ def load_weights(net: nn.Module, weights: dict[str, Tensor], key: str) -> None:
             f"{key} does not fit this net: {problems[0]}; choose the model and sizes that it was trained with."
         )
     net.load_state_dict(weights, strict=strict)
+
+
+# Exports of earlier weights: a run that is resumed keeps its exports.
+
+KEY = "checkpoint_sha256"  # in a manifest
+
+
+def checkpoint_hash(path: Path) -> str:
+    """Return the SHA-256 of a checkpoint file, or of the hashes of the files in a sharded one."""
+    if not path.is_dir():
+        return sha256(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return hashlib.sha256("".join(f"{file.relative_to(path)} {sha256(file)}\n" for file in files).encode()).hexdigest()
+
+
+def is_outdated(run: RunDir, manifest: Mapping[str, Any]) -> bool:
+    """Return whether the run's checkpoint has changed since it was exported; False if either is missing."""
+    name, exported = manifest["checkpoint"], manifest.get(KEY)
+    if exported is None or name not in ("best", "last"):
+        return False
+    path = run.path / "checkpoints" / f"{name}.ckpt"
+    return path.exists() and checkpoint_hash(path) != exported
+
+
+def check_current(run: RunDir, target: str, manifest: Mapping[str, Any]) -> None:
+    """Raise UserError for an outdated export."""
+    name = manifest["checkpoint"]
+    checkpoint = "" if name == "best" else f" checkpoint={name}"
+    require(
+        not is_outdated(run, manifest),
+        f"target={target}: exports/{target} is of an earlier {name}.ckpt: export the run again with python "
+        f"scripts/export.py run={run.path} target={target}{checkpoint}, or take target=module, the run's own net.",
+    )

@@ -44,11 +44,7 @@ _LOGIN = re.compile(r"(?<=//)[^/@]*@")
 
 
 def open_storage(folder: Path, address: str | None) -> Any:
-    """Open the database at `address`, or study.log of the sweep in `folder`.
-
-    Raises:
-        UserError: the database can't be opened.
-    """
+    """Open the database at `address`, or study.log of the sweep in `folder`."""
     import optuna
     from optuna.storages import journal
 
@@ -88,8 +84,8 @@ def open_study(folder: Path, facts: Mapping[str, Any], directions: Sequence[str]
     storage = open_storage(folder, facts["sweep"].get("storage"))
     import optuna
 
-    options = {"pruner": "none", **facts["sweep"]}
-    parts = {"study_name": study_name(facts), "storage": storage, "pruner": pruner_of(options)}
+    pruner = pruner_of({"pruner": "none", **facts["sweep"]})
+    parts = {"study_name": study_name(facts), "storage": storage, "pruner": pruner}
     if directions is None:
         return optuna.load_study(**parts)
     ways = optuna.study.StudyDirection

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lathe.config.override_parsing import as_typed
+from lathe.config.override_parsing import as_typed, key_of
 
 ENDS = ("max_epochs", "max_steps", "max_time")  # keys of the Trainer
 CONFIG_DIR = "LATHE_CONFIG_DIR"  # the variable with the folder of --config-dir
@@ -47,7 +47,7 @@ def rerun_overrides(words: list[str], leaves: dict[str, Any]) -> list[str]:
     """
     kept = []
     for word in drop_overrides(last_values(words), "resume", "sweep", "hydra", "launch.id", "paths.run_dir"):
-        key = _key(word)
+        key = key_of(word)
         path = leaves.get(key) if key.endswith(("ckpt_path", "teacher")) else None
         kept.append(f"{word.partition('=')[0]}={quote_value(path)}" if isinstance(path, str) else word)
     return kept
@@ -58,7 +58,7 @@ def drop_overrides(words: list[str], *keys: str) -> list[str]:
     return [
         word
         for word in words
-        if not any(_key(word) == key or _key(word).startswith((f"{key}.", f"{key}/")) for key in keys)
+        if not any(key_of(word) == key or key_of(word).startswith((f"{key}.", f"{key}/")) for key in keys)
     ]
 
 
@@ -69,7 +69,3 @@ def last_values(words: list[str]) -> list[str]:
         for i, word in enumerate(words)
         if word.partition("=")[0] not in {w.partition("=")[0] for w in words[i + 1 :] if w[0] not in "+~"}
     ]
-
-
-def _key(word: str) -> str:
-    return word.lstrip("+~").partition("=")[0].partition("@")[0]

@@ -1,8 +1,9 @@
-"""Finds runs below a folder: by place, name, configuration or launch. Imports no torch."""
+"""Finds runs below a folder: by place, name, configuration or launch; reads their status. Imports no torch."""
 
 import os
 import re
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 
 from lathe.config.resolve import changes
 from lathe.errors import UserError, require
-from lathe.runs.rundir import NOT_THE_EXPERIMENT, RunDir
+from lathe.runs.rundir import GROUPS, NOT_THE_EXPERIMENT, RunDir
 from lathe.trust import read_json
 
 STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)_[0-9a-f]{6}")  # the name of a run directory
 RUN_FILES = ("config.yaml", "environment.json", "result.json", "metrics.csv", "checkpoints")
+STATES = ("complete", "pruned", "running", "unfinished", "failed", "gone")
+FRESH = 60.0  # seconds for which a directory without a lock counts as a run that is starting
 DEPTH = 5  # folders to search below one that was named: logs/<name>/<run> is two
 
 
@@ -39,11 +42,12 @@ def find_runs(log_dir: Path, name: str) -> list[RunDir]:
 def find_unfinished(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
     """Return the newest run of exactly this configuration without a result.
 
-    Raises:
-        UserError: a live process holds it, so another run of the same would be a duplicate.
+    Raises UserError if a live process holds it: another run of the same would be a duplicate.
     """
     for run in find_runs(log_dir, str(cfg["name"])):
-        if not run.complete and run.readable and not _differences(run, cfg):
+        if run.complete or not run.readable:
+            continue
+        if not changes(run.known_config, cfg, str(run.path), NOT_THE_EXPERIMENT):
             require(not run.busy, f"resume=auto: another process is at {run.path}: wait for it, or leave resume out.")
             return run
     return None
@@ -54,7 +58,8 @@ def find_unlike(log_dir: Path, cfg: dict[str, Any]) -> tuple[RunDir, list[str]] 
     unlike = []
     for run in find_runs(log_dir, str(cfg["name"])):
         if not run.complete and run.readable and not run.busy:
-            unlike.append((run, [line.split(":")[0] for line in _differences(run, cfg)]))
+            lines = changes(run.known_config, cfg, str(run.path), NOT_THE_EXPERIMENT)
+            unlike.append((run, [line.split(":")[0] for line in lines]))
     return min(unlike, key=lambda pair: len(pair[1]), default=None)
 
 
@@ -67,17 +72,11 @@ def find_complete(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
 
 
 def find_launch(log_dir: Path, name: str, launch_id: str, unfinished: bool = True) -> RunDir | None:
-    """Return the newest run that was started under `launch_id`, or the newest unfinished one, which a restart
-    continues.
-    """
+    """Return the newest run, or the newest `unfinished` run, that was started under `launch_id`."""
     for run in find_runs(log_dir, name):
         if not (unfinished and run.complete) and run.readable and run.environment.get("launch_id") == launch_id:
             return run
     return None
-
-
-def _differences(run: RunDir, cfg: dict[str, Any]) -> list[str]:
-    return changes(run.known_config, cfg, str(run.path), NOT_THE_EXPERIMENT)
 
 
 def is_run(path: Path) -> bool:
@@ -129,26 +128,126 @@ def read_jobs(sweep: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def jobs_of(sweep: Path) -> Iterator[RunEntry]:
-    """Yield the jobs of a sweep, each with its run directory if it has one; an unreadable one has failed."""
-    readable = dict(read_jobs(sweep))
-    for path in sorted((sweep / "jobs").glob("[0-9]*.json")):
-        job = readable.get(path, {"state": "failed", "sentence": f"{path} can't be read as JSON."})
-        yield RunEntry(_run_of(job, sweep), {"number": int(path.stem) if path.stem.isdigit() else 0, **job}, path)
+    """Yield the jobs of a sweep, each with its run directory if it has one; an unreadable one has failed.
 
-
-def _run_of(job: dict[str, Any], sweep: Path) -> Path | None:
-    """Return a job's run directory: its saved path, or the same place in logs/ if all of that has moved.
-
-    None if the job has no valid path.
+    If all of logs/ has moved, a directory is at the same place in it.
     """
-    if not isinstance(job.get("run_dir"), str) or "\0" in job["run_dir"]:
-        return None
-    saved = Path(job["run_dir"])
-    found = (path for path in (saved, sweep.parent.parent / Path(*saved.parts[-2:])) if is_run(path))
-    return next(found, None if os.path.lexists(saved) else saved)
+    readable = dict(read_jobs(sweep))
+    for file in sorted((sweep / "jobs").glob("[0-9]*.json")):
+        job = readable.get(file, {"state": "failed", "sentence": f"{file} can't be read as JSON."})
+        path = None
+        if isinstance(job.get("run_dir"), str) and "\0" not in job["run_dir"]:
+            saved = Path(job["run_dir"])
+            moved = sweep.parent.parent / Path(*saved.parts[-2:])
+            path = next(filter(is_run, (saved, moved)), None if os.path.lexists(saved) else saved)
+        yield RunEntry(path, {"number": int(file.stem) if file.stem.isdigit() else 0, **job}, file)
 
 
 def jobs_by_run(log_dir: Path) -> dict[Path, RunEntry]:
     """Return the jobs of all sweeps below `log_dir` that have run directories, keyed by these."""
     entries = (entry for sweep in subfolders(log_dir / "sweeps") for entry in jobs_of(sweep))
     return {entry.path.resolve(): entry for entry in entries if entry.path is not None}
+
+
+# Status
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """`state` is one of `STATES`; `sentence` is the reason, if there is one.
+
+    A file that can't be read is None. `unread` then says why, and the run counts as failed.
+    """
+
+    state: str
+    sentence: str | None = None
+    unread: str | None = None
+    config: Mapping[str, Any] | None = None
+    overrides: list[str] | None = None
+    result: Mapping[str, Any] | None = None
+
+
+def read_status(run: RunDir, job: Mapping[str, Any], known: dict[str, Any] | None = None) -> RunStatus:
+    """Return the status of a run directory; `job` is empty unless it belongs to a sweep.
+
+    `known` holds what configurations share, as for `RunDir.plain`.
+    """
+    errors: list[str] = []
+
+    def read(name: str, content: Callable[[], Any]) -> Any:
+        try:
+            return content()
+        except FileNotFoundError:
+            errors.append(f"{run.where}: its {name} is not there.")
+        except OSError as error:
+            errors.append(f"{run.where}: its {name} can't be read: {error.strerror}.")
+        except UserError as error:
+            errors.append(str(error))
+        return None
+
+    def configuration() -> dict[str, Any]:
+        config = run.plain("config.yaml", known)
+        require(isinstance(config, dict), f"{run.where}: its config.yaml can't be read as a configuration.")
+        missing = [name for name in ("name", *GROUPS) if name not in config]
+        require(not missing, f"{run.where}: its config.yaml has no {', '.join(missing)}, which every run has.")
+        return dict(config)
+
+    exists = {name: os.path.lexists(run.path / name) for name in ("overrides.yaml", "result.json")}
+    config = read("config.yaml", configuration)
+    overrides = read("overrides.yaml", lambda: run.overrides) if exists["overrides.yaml"] else None
+    result = read("result.json", lambda: run.result) if exists["result.json"] else None
+    if errors:
+        return RunStatus("failed", errors[0], errors[0], config, overrides, result)
+    return RunStatus(_state(run, job, result), _sentence(job), None, config, overrides, result)
+
+
+def status_without_run(path: Path | None, job: Mapping[str, Any]) -> RunStatus:
+    """Return the status of a job without a run directory: it never made one, or nothing is at its `path` any more.
+
+    A pruned job without a path is one that a search has skipped.
+    """
+    state, sentence = job.get("state"), _sentence(job)
+    if path is not None and state not in ("failed", "refused"):
+        ended = f", which was {state}," if state in ("complete", "pruned") else ""
+        return RunStatus("gone", f"the run{ended} was moved or removed: nothing is at {path}.")
+    if path is None and isinstance(job.get("run_dir"), str):
+        sentence = sentence or f"it names {job['run_dir']!r}, which is not a run directory."
+    is_skipped = state == "pruned" and job.get("run_dir") is None
+    return RunStatus("pruned" if is_skipped else "running" if state == "running" else "failed", sentence)
+
+
+def is_busy(path: Path) -> bool:
+    """Return whether a run without a result has a live process, or may get one soon. Leaves no file."""
+    return is_locked(path) if (path / ".lock").exists() else seconds_since_write(path) < FRESH
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a run directory."""
+    try:
+        return (path / ".lock").exists() and RunDir(path).busy
+    except OSError:  # another user's, which can't be locked
+        return False
+
+
+def seconds_since_write(path: Path) -> float:
+    """Return the seconds since a run directory was last written to."""
+    newest = 0.0
+    for place in (path, path / "metrics.csv", path / "run.log", path / "checkpoints"):
+        with suppress(OSError):
+            newest = max(newest, place.stat().st_mtime)
+    return time.time() - newest
+
+
+def _state(run: RunDir, job: Mapping[str, Any], result: Mapping[str, Any] | None) -> str:
+    if result is not None:
+        return "complete" if result.get("pruned") is None else "pruned"
+    if job.get("state") == "pruned":
+        return "pruned"
+    has_failed = job.get("state") in ("failed", "refused")
+    if is_locked(run.path) or (not has_failed and is_busy(run.path)):
+        return "running"
+    return "failed" if has_failed else "unfinished"
+
+
+def _sentence(job: Mapping[str, Any]) -> str | None:
+    return None if job.get("sentence") is None else " ".join(str(job["sentence"]).split())

@@ -26,8 +26,8 @@ from lathe.configs import SOURCE
 from lathe.errors import UserError, did_you_mean, require
 from lathe.files import disk_sentence, open_plain, remove, require_plain, sha256, sweep, whole, write_atomically
 from lathe.runs.rerun_command import last_values
-from lathe.trust.export_signing import signed_config
-from lathe.trust.safe_yaml import as_yaml, is_signed, read_mapping, read_yaml
+from lathe.trust import is_signed, signed_config
+from lathe.trust.safe_yaml import as_yaml, read_mapping, read_yaml
 
 GROUPS = ("paths", *COMPONENTS)  # in the configuration of every run
 # in a run directory, besides the files of loggers; nothing else may be written there
@@ -80,20 +80,18 @@ class RunDir:
     def config(self) -> dict[str, Any]:
         """The resolved configuration.
 
-        Raises:
-            UserError: it is not a configuration, or names what a saved configuration may not build (lathe.trust).
+        Raises UserError if it is not one, or names what a saved configuration may not build (lathe.trust).
         """
-        return self._checked_config()
+        from lathe.trust.allowlist import checked_config  # of runs that exist
+
+        return checked_config(self.path / "config.yaml", self.where)
 
     @property
     def known_config(self) -> dict[str, Any]:
         """The configuration to compare with, not to build from: nothing is imported to check it. Raises as `config`."""
-        return self._checked_config(kinds=False)
+        from lathe.trust.allowlist import checked_config
 
-    def _checked_config(self, kinds: bool = True) -> dict[str, Any]:
-        from lathe.trust.allowlist import checked_config  # of runs that exist
-
-        return checked_config(self.path / "config.yaml", self.where, kinds)
+        return checked_config(self.path / "config.yaml", self.where, kinds=False)
 
     @property
     def typed(self) -> list[str]:
@@ -157,11 +155,8 @@ class RunDir:
     def plain(self, name: str, known: dict[str, Any] | None = None) -> Any:
         """Read one of the YAML files without judging the names in it, which must not be built.
 
-        Runs that are given the same `known` share parsed groups, so the returned value must not be changed.
-
-        Raises:
-            UserError: it is not YAML as Lathe writes it.
-            OSError: it can't be read.
+        Runs that are given the same `known` share parsed groups, so the returned value must not be changed. Raises
+        UserError if it is not YAML as Lathe writes it, and OSError if it can't be read.
         """
         path, words = self.path / name, f"{self.where}: its {name}"
         return read_yaml(path, words) if known is None else read_mapping(path, words, known)
@@ -185,24 +180,23 @@ class RunDir:
         text = as_yaml(cfg)
         write_atomically(self.path / "config.yaml", signed_config(text) if signed else text)
 
-    def reopen(self, cfg: dict[str, Any], words: Sequence[str] = ()) -> None:
-        """Make a run unfinished again, with the configuration and the overrides `words` of its resume."""
-        (self.path / "result.json").unlink(missing_ok=True)
-        if words:
-            kept = [word for word in self.typed if word not in words]
-            write_atomically(self.path / "overrides.yaml", as_yaml([*kept, *words]))
-        self.save_config(cfg)
-
     @contextmanager
     def reopened(self, cfg: dict[str, Any], words: Sequence[str] = ()) -> Iterator[None]:
-        """Reopen the run, and undo that if an error ends the job before it has written a new metrics.csv."""
+        """Make the run unfinished again, with the configuration and the overrides `words` of its resume.
+
+        That is undone if an error ends the job before it has written a new metrics.csv.
+        """
         for name in ("config.yaml", "overrides.yaml", "metrics.csv", "result.json"):
             require_plain(self.path / name)
         require_plain(self.path / "run.log", links=False)
         saved = [self.path / name for name in ("config.yaml", "overrides.yaml", "result.json")]
         before, lines = {path: path.read_bytes() for path in saved if path.exists()}, self.path / "metrics.csv"
         mark = lines.exists() and lines.stat().st_mtime_ns  # not the inode, which may be used again
-        self.reopen(cfg, words)
+        (self.path / "result.json").unlink(missing_ok=True)
+        if words:
+            kept = [word for word in self.typed if word not in words]
+            write_atomically(self.path / "overrides.yaml", as_yaml([*kept, *words]))
+        self.save_config(cfg)
         try:
             yield
         except BaseException:
@@ -240,30 +234,22 @@ def locked(path: Path, shared: bool = False) -> Iterator[None]:
     """Hold a run directory for this process, or with `shared` for it and the other machines of its launch.
 
     The kernel releases the lock however the process ends. Forked children don't hold it: data workers outlive a killed
-    parent by seconds.
-
-    Raises:
-        UserError: another process holds it.
-        NotPlain: .lock is not a plain file.
+    parent by seconds. Raises UserError if another process holds it.
     """
     with open_plain(path / ".lock", "a") as file:
-        _lock(file, path, shared)
+        if sys.platform != "win32":  # which has no flock: two writers are not kept apart
+            import fcntl
+
+            try:
+                fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            except OSError as error:
+                message = f"{path} is being written to by another process: wait for it, or stop it first."
+                raise UserError(message) from error
         _locks.add(file)
         try:
             yield
         finally:
             _locks.discard(file)
-
-
-def _lock(file: IO[str], path: Path, shared: bool) -> None:
-    if sys.platform == "win32":  # has no flock: two writers are not kept apart
-        return
-    import fcntl
-
-    try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except OSError as error:
-        raise UserError(f"{path} is being written to by another process: wait for it, or stop it first.") from error
 
 
 def _release_in_child() -> None:
@@ -282,10 +268,8 @@ def create(
 ) -> RunDir:
     """Create `<log_dir>/<name>/<date>_<time>_<short id>` with config.yaml, overrides.yaml and environment.json.
 
-    `launch_id` is the run's name in an external launcher (torchrun, SLURM), `signed` as in `RunDir.save_config`.
-
-    Raises:
-        UserError: the directory can't be written. Nothing is left of it.
+    `launch_id` is the run's name in an external launcher (torchrun, SLURM), `signed` as in `RunDir.save_config`. Raises
+    UserError if the directory can't be written; nothing is left of it.
     """
     parent = log_dir.absolute() / str(cfg["name"])
     while True:
@@ -299,7 +283,9 @@ def create(
             cfg["paths"]["run_dir"] = str(path)
             RunDir(making).save_config(cfg, signed)
             write_atomically(making / "overrides.yaml", as_yaml(overrides))
-            environment = describe_environment(launch_id) | {"choices": _chosen_groups()}
+            choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+            chosen = {group: str(name) for group, name in choices.items() if name is not None and "/" not in group}
+            environment = describe_environment(launch_id) | {"choices": chosen}
             write_atomically(making / "environment.json", json.dumps(environment, indent=2) + "\n")
     except OSError as error:
         with suppress(OSError):
@@ -309,12 +295,6 @@ def create(
             raise
         raise UserError(message) from error
     return RunDir(path)
-
-
-def _chosen_groups() -> dict[str, str]:
-    """Return the choice of each group of the running command; empty outside of one."""
-    choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
-    return {group: str(choice) for group, choice in choices.items() if choice is not None and "/" not in group}
 
 
 def point_latest(log_dir: Path, target: Path) -> None:
@@ -332,10 +312,7 @@ def open_run(path: str | Path, key: str, trusted: Sequence[str] = (), look: bool
     """Open the run directory that `key` (such as `resume`) names.
 
     With `look` it is only read, so its configuration may name what may not be built. The packages `trusted` stay
-    trusted in this process.
-
-    Raises:
-        UserError: it is missing, or not a run directory.
+    trusted in this process. Raises UserError if it is missing, or not a run directory.
     """
     if trusted:
         trust.allow({"trusted": list(trusted)})
@@ -355,9 +332,9 @@ def open_run(path: str | Path, key: str, trusted: Sequence[str] = (), look: bool
         require(is_there, f"{key}={path} is not a run directory, it has no {name}; logs/latest is the newest run.")
     trust.tell_owner(run.path, run.path / "config.yaml", run.path / "checkpoints")
     saved = run.plain("config.yaml") if look else run.known_config
-    names = ("name", *GROUPS)
-    missing = [name for name in names if not isinstance(saved, dict) or name not in saved or saved[name] is None]
-    missing += [name for name in GROUPS if name not in missing and not isinstance(saved[name], dict)]
+    groups = saved if isinstance(saved, dict) else {}
+    missing = ["name"] * (groups.get("name") is None)
+    missing += [name for name in GROUPS if not isinstance(groups.get(name), dict)]
     require(not missing, f"{key}={path}: its config.yaml has no {', '.join(missing)}, which every run has.")
     require("launch_id" in run.environment, f"{key}={path}: its environment.json is not one that a run has written.")
     run.sweep()
@@ -384,21 +361,21 @@ def suggest_folder(path: Path, otherwise: str) -> str:
 
 
 def describe_environment(launch_id: str | None = None) -> dict[str, Any]:
-    """Return the time in UTC, versions, hardware, command, git commit, uncommitted diff, and digests of the user's
-    files.
-    """
-    versions = {package: _version(package) for package in PACKAGES}
+    """Return time in UTC, versions, hardware, command, git commit and diff, and digests of the user's files."""
+    cpu = None
+    with suppress(OSError):
+        cpu = re.search(r"^model name\s*: (.+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "started": datetime.now(UTC).isoformat(timespec="microseconds"),
         "command": sys.argv,
         "launch_id": launch_id,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu": _cpu_name(),
+        "cpu": cpu[1] if cpu else platform.processor(),
         "cores": os.cpu_count(),
         "threads": {name: os.environ[name] for name in THREADS if name in os.environ},
         "gpus": (_output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or "").splitlines(),
-        "packages": {package: version for package, version in versions.items() if version is not None},
+        "packages": {package: version for package in PACKAGES if (version := _version(package)) is not None},
         "git_commit": _output("git", "rev-parse", "HEAD"),
         "git_diff": _output("git", "diff", "HEAD"),
         "own_files": digest_own_files(),
@@ -422,14 +399,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _cpu_name() -> str:
-    with suppress(OSError):
-        found = re.search(r"^model name\s*: (.+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        if found is not None:
-            return found[1]
-    return platform.processor()
 
 
 def _output(*command: str) -> str | None:

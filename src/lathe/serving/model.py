@@ -13,9 +13,8 @@ from lathe.export import manifest as manifests
 from lathe.export.bundle import check_origin, open_bundle
 from lathe.export.torch_runner import on_arrays
 from lathe.measure.calls import Call
-from lathe.runs.export_core import open_core
-from lathe.runs.export_model import open_export_model
-from lathe.runs.export_staleness import check_current
+from lathe.runs.checkpoints import check_current
+from lathe.runs.export_model import open_core, open_export_model
 from lathe.runs.inference import check_input_spec, is_lightning
 from lathe.runs.rundir import open_run
 from lathe.serving.named import is_batched, pack, packed_net

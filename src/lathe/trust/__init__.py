@@ -4,16 +4,22 @@ A saved configuration is checked when it is read, before anything that it names 
 the current command hold for this process and its children, which find them in an environment variable.
 """
 
+import hashlib
+import hmac
 import json
 import os
 import re
+import secrets
+import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lathe.errors import UserError, require
-from lathe.trust.safe_yaml import printable, read_json, read_yaml
+from lathe.trust import safe_yaml
+from lathe.trust.safe_yaml import read_json, read_yaml
 
 __all__ = ["allow", "allow_program", "carried", "checked_overrides", "names_in", "read_json", "tell_owner"]
 
@@ -29,14 +35,9 @@ _reported: set[str] = set()
 
 
 def allow(cfg: dict[str, Any]) -> None:
-    """Remove `trusted` from the configuration of the current command, and allow what it lists and the command names.
-
-    Raises:
-        UserError: `trusted` is not a list of names.
-    """
+    """Remove `trusted` from the configuration of the current command, and allow what it lists and the command names."""
     trusted = cfg.pop("trusted", None) or []
-    is_list = isinstance(trusted, list)
-    require(is_list, f"trusted={trusted!r}: expected a list of packages, such as trusted=[timm].")
+    require(isinstance(trusted, list), f"trusted={trusted!r}: expected a list of packages, such as trusted=[timm].")
     for item in trusted:
         is_name = isinstance(item, str) and TRUSTED.fullmatch(item)
         require(bool(is_name), f"trusted={item!r}: expected the name of a package or of a class in one, such as timm.")
@@ -44,11 +45,7 @@ def allow(cfg: dict[str, Any]) -> None:
 
 
 def allow_program(target: str, folder: Path) -> None:
-    """Allow to load the export in `folder`, a program that this user did not make, if `target` is trusted.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Raise UserError unless `target` is trusted, so that the foreign program in `folder` may be loaded."""
     require(
         target in carried()[0],
         f"target={target}: {folder} is a program that you have not exported here, and loading it runs it; if you trust "
@@ -93,23 +90,10 @@ def join_key(key: str, name: Any) -> str:
     return f"{key}.{name}" if key else str(name)
 
 
-def refuse_findings(found: Sequence[tuple[str, str]], file: str) -> None:
-    """Raise UserError for names at keys that are not allowed."""
-    if found:
-        (key, first), names = found[0], sorted({name for _, name in found})
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise UserError(
-            f"{file} names `{printable(first)}` at {printable(key)}{more}, which a saved configuration may not build; "
-            f"if you trust it, add trusted=[{','.join(map(printable, names[:8]))}]."
-        )
-
-
 def checked_overrides(path: Path, where: str) -> list[str]:
     """Read the overrides of a run from its overrides.yaml.
 
-    Raises:
-        UserError: it is not a list of overrides, or one of them changes Hydra itself.
-        OSError: it can't be read.
+    Raises UserError if it is not a list of overrides, or if one of them changes Hydra itself.
     """
     file = f"{where}: its overrides.yaml"
     require(path.is_file(), f"{file} is missing: use a run directory as Lathe wrote it.")
@@ -133,3 +117,69 @@ def tell_owner(*paths: Path) -> None:
             _reported.add(str(path))
             print(f"Note: {path} belongs to another user of this machine.", file=sys.stderr)
             return
+
+
+# Signatures. Some exports are programs, and a run's config.yaml may name any class: what this user has not signed is
+# loaded only if it is trusted.
+
+FALLBACK = "LATHE_EXPORT_KEY"  # for this process and its children, where the user's folder can't be written to
+LENGTH = 32
+MARK = b"# signature: "  # begins the last line of a config.yaml
+
+
+def signature(target: str, file: str, hashes: Any) -> str:
+    """Return the keyed hash of an export: its target, the name of its file, sizes and hashes of all its files."""
+    return hmac.new(_key(), json.dumps([target, file, hashes], sort_keys=True).encode(), hashlib.sha256).hexdigest()
+
+
+def made_here(manifest: dict[str, Any]) -> bool:
+    """True if this user has written a manifest, whose hashes were compared with the files before."""
+    found = manifest.get("made")
+    own = signature(manifest["target"], manifest["file"], manifest["files"])
+    return isinstance(found, str) and hmac.compare_digest(found.encode(), own.encode())
+
+
+def signed_config(text: str) -> str:
+    """Return the text of a config.yaml with its keyed hash as a comment in the last line."""
+    return text + (MARK + _config_hash(text.encode())).decode() + "\n"
+
+
+def read_signed(path: Path, where: str) -> tuple[Any, bool]:
+    """Read YAML as `read_yaml`; also return True if this user has signed the file, and it was not changed since."""
+    data = safe_yaml.read_bytes(path, where)
+    text, mark, found = data.rpartition(MARK)
+    return safe_yaml.parse_yaml(data, where), bool(mark) and hmac.compare_digest(found, _config_hash(text) + b"\n")
+
+
+def is_signed(run: Path) -> bool:
+    """True if this user has signed the config.yaml of a run directory."""
+    with suppress(UserError, OSError):
+        return read_signed(run / "config.yaml", str(run))[1]
+    return False
+
+
+def _config_hash(text: bytes) -> bytes:
+    return hmac.new(_key(), b"config.yaml\n" + text, hashlib.sha256).hexdigest().encode()
+
+
+def _key() -> bytes:
+    path = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "lathe" / "export.key"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not path.exists():
+            temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(LENGTH))
+            try:
+                os.link(temporary, path)  # atomic; the first of two stays
+            except FileExistsError:
+                pass
+            finally:
+                temporary.unlink()
+        found, key = path.stat(), path.read_bytes()
+        private = not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077)
+        if len(key) == LENGTH and private:
+            return key
+    except (OSError, RuntimeError):  # no home folder, or a read-only disk
+        pass
+    return bytes.fromhex(os.environ.setdefault(FALLBACK, secrets.token_hex(LENGTH)))

@@ -4,16 +4,19 @@ A saved configuration may come from someone else, and what it names is imported 
 is on the list only if its constructor takes no path, address, command or function.
 """
 
+import importlib
+import importlib.util
+import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lathe.config.schema import canonical, definitions
+from lathe.configs import SOURCE
 from lathe.errors import UserError, require
-from lathe.trust import GETTERS, carried, join_key, names_in, refuse_findings, user_packages, walk_names
-from lathe.trust.safe_yaml import printable, read_signed
+from lathe.trust import GETTERS, carried, join_key, names_in, read_signed, walk_names
+from lathe.trust.safe_yaml import printable
 
 KINDS = {
     "task": "a task, which is a LightningModule",
@@ -27,6 +30,18 @@ KINDS = {
     "data part": "a part of a data module",
     "callback": "a callback",
     "logger": "a logger",
+}
+# The base class of each kind of component, as (module, name). Kinds without one are not checked.
+BASES: dict[str, list[tuple[str, str]]] = {
+    "task": [("lightning.pytorch", "LightningModule")],
+    "module": [("torch.nn", "Module")],
+    "optimizer": [("torch.optim", "Optimizer")],
+    "scheduler": [("torch.optim.lr_scheduler", "LRScheduler")],
+    "trainer": [("lightning.pytorch", "Trainer")],
+    "strategy": [("lightning.pytorch.strategies", "Strategy")],
+    "data": [("lightning.pytorch", "LightningDataModule"), ("torch.utils.data", "DataLoader")],
+    "callback": [("lightning.pytorch", "Callback")],
+    "logger": [("lightning.pytorch.loggers", "Logger")],
 }
 # The kind that each key takes; the first pattern counts. Other keys take no component.
 PLACES = [
@@ -136,16 +151,11 @@ FOLDER_NAME = re.compile(r"(?!\.{1,2}$)[^/\\\0]+")
 NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A `name` at `key` that a saved configuration may not build.
-
-    `can_trust` is True if `trusted` may name it; else `why` says what is wrong with it.
-    """
+class Finding(NamedTuple):
+    """A `name` at `key` that a saved configuration may not build; `why` is empty if `trusted` may name it."""
 
     key: str
     name: str
-    can_trust: bool = True
     why: str = ""
 
 
@@ -185,30 +195,25 @@ def findings(config: Any, trusted: list[str], typed: dict[str, str]) -> Iterator
     """
     yield from _invalid_options(config, "")
     for key, name, use in walk_names(config, ""):
+        kind = kind_at(key.removesuffix(".path") if use == "path" else key)
         if not isinstance(name, str):
-            yield Finding(key, repr(name)[:80], False, "which is not a name")
+            yield Finding(key, repr(name)[:80], "which is not a name")
         elif use == "address":
             if name not in trusted and typed.get(key) != name:
                 yield Finding(key, name)
-        else:
-            yield from _check_name(key, name, use, trusted, typed)
-
-
-def _check_name(key: str, name: str, use: str, trusted: list[str], typed: dict[str, str]) -> Iterator[Finding]:
-    kind = kind_at(key.removesuffix(".path") if use == "path" else key)
-    if kind is None:
-        yield Finding(key, name, False, "where no part belongs")
-    elif not NAME.fullmatch(name) or "__" in name:
-        yield Finding(key, name[:200], False, "which is not the name of a class or function")
-    elif use == "getter":
-        if kind not in GETTERS_AT:
-            yield Finding(key, name, False, f"where {KINDS[kind]} is built, not looked up")
-    elif use != "init" and is_allowed(name, kind):
-        return
-    elif use != "init" and kinds_of(name) and name not in trusted:
-        yield Finding(key, name, False, f"where {KINDS[kind]} belongs")
-    elif typed.get(key) != name and not is_trusted(name, trusted) and not user_packages.is_user_code(name):
-        yield Finding(key, name)
+        elif kind is None:
+            yield Finding(key, name, "where no part belongs")
+        elif not NAME.fullmatch(name) or "__" in name:
+            yield Finding(key, name[:200], "which is not the name of a class or function")
+        elif use == "getter":
+            if kind not in GETTERS_AT:
+                yield Finding(key, name, f"where {KINDS[kind]} is built, not looked up")
+        elif use != "init" and is_allowed(name, kind):
+            continue
+        elif use != "init" and kinds_of(name) and name not in trusted:
+            yield Finding(key, name, f"where {KINDS[kind]} belongs")
+        elif not (typed.get(key) == name or is_trusted(name, trusted) or is_user_code(name)):
+            yield Finding(key, name)
 
 
 def _invalid_options(node: Any, key: str) -> Iterator[Finding]:
@@ -219,22 +224,20 @@ def _invalid_options(node: Any, key: str) -> Iterator[Finding]:
     for name, value in node.items() if isinstance(node, dict) else ():
         full = join_key(key, name)
         if not isinstance(name, (str, int)) or isinstance(name, bool) or (not key and not isinstance(name, str)):
-            yield Finding(full, repr(name)[:80], False, "which is not a key")
+            yield Finding(full, repr(name)[:80], "which is not a key")
         elif isinstance(name, str) and re.fullmatch(r"_\w*_", name) and name != "_target_":
             fits = "_target_" in node and name in OPTIONS and isinstance(value, OPTIONS[name])
             if not fits or (name == "_args_" and kind_at(key) not in ("module", "net part")):
-                yield Finding(full, name, False, "which Lathe never writes there")
+                yield Finding(full, name, "which Lathe never writes there")
         yield from _invalid_options(value, full)
 
 
 def checked_config(path: Path, where: str, kinds: bool = True) -> dict[str, Any]:
     """Read a run's config.yaml and check that all its names may be built.
 
-    `where` begins each message. Without `kinds` nothing is imported, and the result is not for building.
-
-    Raises:
-        UserError: it is not a configuration, or names what it may not build.
-        OSError: it can't be read.
+    `where` begins each message. With `kinds`, the user's and trusted classes are imported, and must be of the kind that
+    their key takes; without it the result is not for building.
+    Raises UserError if it is not a configuration, or names what it may not build, and OSError if it can't be read.
     """
     file = f"{where}: its config.yaml"
     config, is_signed = read_signed(path, file)
@@ -247,30 +250,74 @@ def checked_config(path: Path, where: str, kinds: bool = True) -> dict[str, Any]
     if is_signed:  # its names were allowed in a command of this user
         typed = typed | names_in(config)
     found = list(findings(config, trusted, typed))
-    for finding in found:
-        place = f"`{printable(finding.name)}` at {printable(finding.key)}"
-        require(finding.can_trust, f"{file} names {place}, {finding.why}: use a run directory as Lathe wrote it.")
-    refuse_findings([(finding.key, finding.name) for finding in found], file)
-    if kinds:
-        _check_kinds(config, file, trusted, typed)
+    for key, name, why in found:
+        place = f"`{printable(name)}` at {printable(key)}"
+        require(not why, f"{file} names {place}, {why}: use a run directory as Lathe wrote it.")
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        names = sorted({finding.name for finding in found})[:8]
+        raise UserError(
+            f"{file} names `{printable(found[0].name)}` at {printable(found[0].key)}{more}, which a saved "
+            f"configuration may not build; if you trust it, add trusted=[{','.join(map(printable, names))}]."
+        )
+    for key, named in names_in(config).items() if kinds else ():
+        kind = kind_at(key.removesuffix(".path"))
+        if kind is None or named in GETTERS or is_allowed(named, kind) or typed.get(key) == named:
+            continue
+        is_init = key.startswith("model.init")
+        wrong = wrong_kind(named, "" if is_init else kind, named in trusted)
+        require(
+            wrong is None,
+            f"{file} names `{printable(named)}` at {printable(key)}, which takes "
+            f"{'an init' if is_init else KINDS[kind]}, and {wrong}: it is not built.",
+        )
     config.pop("trusted", None)
     return {str(key): value for key, value in config.items()}
 
 
-def _check_kinds(config: dict[str, Any], file: str, trusted: list[str], typed: dict[str, str]) -> None:
-    """Import classes of the user's and of trusted packages, and check that they are of the kind that their key takes.
+# The user's own packages next to this one under `src/`
 
-    Raises:
-        UserError: one is not.
+
+def is_user_code(name: str) -> bool:
+    """True if a module under this project's `src/` could define `name`.
+
+    Only files are looked at, and where Python would find the package: another one of that name may come first.
     """
-    for key, name in names_in(config).items():
-        kind = kind_at(key.removesuffix(".path"))
-        if kind is None or name in GETTERS or is_allowed(name, kind) or typed.get(key) == name:
-            continue
-        is_init = key.startswith("model.init")
-        wrong = user_packages.wrong_kind(name, "" if is_init else kind, name in trusted)
-        require(
-            wrong is None,
-            f"{file} names `{printable(name)}` at {printable(key)}, which takes {'an init' if is_init else KINDS[kind]}"
-            f", and {wrong}: it is not built.",
-        )
+    folder, (package, *rest) = SOURCE, name.split(".")
+    if folder is None or package == "lathe" or not rest:
+        return False
+    path = folder.joinpath(package, *rest[:-1])
+    file = next((one for one in (path.with_suffix(".py"), path / "__init__.py") if one.is_file()), None)
+    if file is None or not file.resolve().is_relative_to(folder):
+        return False
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return False
+    if spec is None:
+        return False
+    places = [spec.origin] if spec.origin and spec.has_location else list(spec.submodule_search_locations or [])
+    return bool(places) and all(Path(place).resolve().is_relative_to(folder) for place in places)
+
+
+def wrong_kind(name: str, kind: str, exact: bool) -> str | None:
+    """Import `name` and return why it is not a component of `kind`; None if it is one or can't be imported.
+
+    Without `exact`, which means that the user typed the whole name, its package must define it: imports of other
+    packages in a module do not count.
+    """
+    module, _, attribute = name.rpartition(".")
+    package = name.split(".")[0]
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # the user's module may raise anything, and does so again when it is built
+        leads_on = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+        return "it is not a class or function of a module" if leads_on and not exact else None
+    if not exact and str(getattr(found, "__module__", None)).split(".")[0] != package:
+        return f"{package} does not define it"
+    if not inspect.isclass(found):
+        return None if callable(found) else "it is neither a class nor a function"
+    bases = tuple(getattr(importlib.import_module(place), base) for place, base in BASES.get(kind, []))
+    if not bases or issubclass(found, bases):
+        return None
+    return f"it is not a {' or '.join(base.__name__ for base in bases)}"

@@ -2,7 +2,6 @@
 
 import json
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import yaml
 from omegaconf._utils import get_omega_conf_dumper, get_yaml_loader
 
 from lathe.errors import UserError
-from lathe.trust.export_signing import is_signed_config
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 40
@@ -39,26 +37,10 @@ def as_yaml(content: dict[str, Any] | list[Any]) -> str:
 def read_yaml(path: Path, where: str) -> Any:
     """Read a YAML file without interpolations, tags, anchors or anything else that Lathe never writes.
 
-    `where` begins each message, such as `run=logs/latest: its config.yaml`.
-
-    Raises:
-        UserError: the file is not such YAML, or is larger than one can be.
-        OSError: it can't be read at all.
+    `where` begins each message, such as `run=logs/latest: its config.yaml`. Raises UserError if the file is not such
+    YAML or too large, and OSError if it can't be read at all.
     """
-    return _parsed(_read(path, where, MAX_BYTES), where)
-
-
-def read_signed(path: Path, where: str) -> tuple[Any, bool]:
-    """Read YAML as `read_yaml`; also return True if this user has signed the file."""
-    data = _read(path, where, MAX_BYTES)
-    return _parsed(data, where), is_signed_config(data)
-
-
-def is_signed(run: Path) -> bool:
-    """True if this user has signed the config.yaml of a run directory."""
-    with suppress(UserError, OSError):
-        return is_signed_config(_read(run / "config.yaml", str(run), MAX_BYTES))
-    return False
+    return parse_yaml(read_bytes(path, where), where)
 
 
 def read_mapping(path: Path, where: str, known: dict[str, Any]) -> Any:
@@ -66,7 +48,7 @@ def read_mapping(path: Path, where: str, known: dict[str, Any]) -> Any:
 
     `known` keeps the parsed entries by their text. The result must not be changed.
     """
-    data = _read(path, where, MAX_BYTES)
+    data = read_bytes(path, where)
     try:
         entries = _ENTRY.split(data.decode())[1:]
     except UnicodeDecodeError:
@@ -75,17 +57,17 @@ def read_mapping(path: Path, where: str, known: dict[str, Any]) -> Any:
     for text in entries:
         if text not in known:
             try:
-                known[text] = _parsed(text.encode(), where)
+                known[text] = parse_yaml(text.encode(), where)
             except UserError:  # a mistake of the whole file, or a value over several lines
-                return _parsed(data, where)
+                return parse_yaml(data, where)
         entry = known[text]
         if not _SIMPLE_KEY.match(text) or not isinstance(entry, dict) or len(entry) != 1 or found.keys() & entry.keys():
-            return _parsed(data, where)
+            return parse_yaml(data, where)
         found |= entry
-    return found if entries and data.startswith(entries[0].encode()) else _parsed(data, where)
+    return found if entries and data.startswith(entries[0].encode()) else parse_yaml(data, where)
 
 
-def _parsed(data: bytes, where: str) -> Any:
+def parse_yaml(data: bytes, where: str) -> Any:
     try:
         text = data.decode()
         refused = _refused_syntax(text)
@@ -100,12 +82,10 @@ def _parsed(data: bytes, where: str) -> Any:
 def read_json(path: Path, where: str, max_bytes: int = 50_000_000) -> dict[str, Any]:
     """Read the object in a JSON file.
 
-    Raises:
-        UserError: the file is not a JSON object, or is larger than `max_bytes`.
-        OSError: it can't be read at all.
+    Raises UserError if it is not a JSON object or too large, and OSError if it can't be read at all.
     """
     try:
-        content = json.loads(_read(path, where, max_bytes))
+        content = json.loads(read_bytes(path, where, max_bytes))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} can't be read as JSON: it is cut off or of another kind.") from error
     if not isinstance(content, dict):
@@ -119,7 +99,7 @@ def printable(text: str) -> str:
     return text if text.isascii() and text.isprintable() else ascii(text)
 
 
-def _read(path: Path, where: str, limit: int) -> bytes:
+def read_bytes(path: Path, where: str, limit: int = MAX_BYTES) -> bytes:
     if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
         raise UserError(f"{where} is not a file.")
     with open(path, "rb") as file:

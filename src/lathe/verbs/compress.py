@@ -16,9 +16,9 @@ from lathe.compression.channels import prune_channels
 from lathe.compression.modes import reestimate_batchnorm
 from lathe.compression.pruning.masks import apply_masks, make_masks
 from lathe.config.compression_plan import methods
-from lathe.config.cross_checks import check_compression
 from lathe.config.metric_names import directions
 from lathe.config.resolve import set_data_folder
+from lathe.config.validate import check_compression
 from lathe.errors import require
 from lathe.loggers.csv_logger import Discard
 from lathe.runs import inference, rundir

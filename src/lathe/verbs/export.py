@@ -16,9 +16,8 @@ from lathe import export, measure
 from lathe.errors import UserError, require, under, user_location
 from lathe.export import manifest as manifests
 from lathe.export.files import fresh_folder
-from lathe.runs.export_core import CoreModel, open_core
-from lathe.runs.export_model import ExportModel, open_export_model
-from lathe.runs.export_staleness import KEY, checkpoint_hash
+from lathe.runs.checkpoints import KEY, checkpoint_hash
+from lathe.runs.export_model import CoreModel, ExportModel, open_core, open_export_model
 from lathe.runs.inference import check_input_spec, is_lightning
 from lathe.runs.rundir import RunDir, open_run
 from lathe.training.trainer_setup import configure_logging

@@ -28,8 +28,7 @@ from lathe.export.torch_runner import on_arrays
 from lathe.files import scratch
 from lathe.measure import AgreementMeter
 from lathe.runs.build import make_data
-from lathe.runs.export_core import CoreModel
-from lathe.runs.export_model import ExportModel, make_preprocess
+from lathe.runs.export_model import CoreModel, ExportModel, make_preprocess
 from lathe.runs.inference import score
 from lathe.tasks.core import core_of
 from lathe.verbs.evaluate import AUTO, HERE, OpenedToFit, rebuild

@@ -25,7 +25,7 @@ from lathe.export.files import whole
 from lathe.export.inputs import FlatCore, as_list
 from lathe.files import scratch
 from lathe.measure.calls import Call
-from lathe.runs.export_core import CoreModel
+from lathe.runs.export_model import CoreModel
 from lathe.verbs import export_parity as parity
 from lathe.verbs.export import get_target, make
 

@@ -18,10 +18,10 @@ from typing import Any
 from typing_extensions import is_typeddict
 
 from lathe.config import commands
+from lathe.config.help_key import Entry, classes_by_key, comments, files_of, read_entries
 from lathe.config.schema import BUILDER, FILLED_IN, PLATEAU, canonical, own_targets
-from lathe.config.signatures import parameter_schemas, schema_of
+from lathe.config.validation import parameter_schemas, schema_of
 from lathe.config.values import NODE, NULL, Json, kinds
-from lathe.config.yaml_comments import Entry, classes_by_key, comments, files_of, read_entries
 
 INTERPOLATED: Json = {"$ref": "#/$defs/interpolation"}
 OWN: Json = {"$ref": "#/$defs/own"}

@@ -12,8 +12,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from lathe.callbacks import Graphs
-from lathe.config.cross_checks import check_compression
-from lathe.config.validate import check
+from lathe.config.validate import check, check_compression
 from lathe.errors import UserError, refuse, require
 from lathe.training.train import train
 

@@ -22,7 +22,7 @@ from lathe.config.metric_names import (
 from lathe.config.override_parsing import key_of, value_of
 from lathe.config.values import shown
 from lathe.errors import UserError, did_you_mean, require
-from lathe.runs.run_status import STATES
+from lathe.runs.run_discovery import STATES
 from lathe.runs.rundir import RunDir
 from lathe.verbs.report.groups import (
     ABSENT,

@@ -27,6 +27,9 @@ from lathe.errors import UserError, collect_errors, did_you_mean, refuse, requir
 from lathe.runs.run_discovery import read_jobs, subfolders
 from lathe.runs.run_status import STATES, seconds_since_write
 from lathe.runs.rundir import open_run, point_latest
+from lathe.runs.run_discovery import STATES
+from lathe.runs.rundir import open_run
+from lathe.verbs.runs import change
 from lathe.verbs.runs.reader import (
     Run,
     age_text,

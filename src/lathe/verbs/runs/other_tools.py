@@ -22,8 +22,7 @@ from lathe.config.metric_names import lower_is_better, split_of
 from lathe.config.resolve import flatten
 from lathe.errors import UserError, require
 from lathe.files import open_plain
-from lathe.runs.run_discovery import RunEntry, is_sweep, runs_below
-from lathe.runs.run_status import RunStatus
+from lathe.runs.run_discovery import RunEntry, RunStatus, is_sweep, runs_below
 from lathe.runs.rundir import display_path
 from lathe.verbs.runs.reader import Curve, Run, find_runs, finite, paths_of, printable
 

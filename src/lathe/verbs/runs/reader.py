@@ -23,8 +23,17 @@ from lathe.config.resolve import flatten
 from lathe.errors import UserError, require
 from lathe.files import open_plain, require_writable
 from lathe.runs.rerun_command import drop_overrides, rerun_overrides, run_command
-from lathe.runs.run_discovery import RunEntry, is_sweep, jobs_by_run, runs_below
-from lathe.runs.run_status import RunStatus, is_busy, is_locked, read_status, status_without_run
+from lathe.runs.run_discovery import (
+    RunEntry,
+    RunStatus,
+    is_busy,
+    is_locked,
+    is_sweep,
+    jobs_by_run,
+    read_status,
+    runs_below,
+    status_without_run,
+)
 from lathe.runs.rundir import RunDir, display_path, suggest_folder
 
 UNITS = ("B", "kB", "MB", "GB", "TB")

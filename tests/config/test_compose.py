@@ -9,8 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 from support.runs import config
 
-from lathe.config.compose import composing
-from lathe.config.hydra_errors import hydra_message
+from lathe.config.compose import composing, hydra_message
 from lathe.errors import UserError
 
 GROUPS = {
