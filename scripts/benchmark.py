@@ -20,8 +20,7 @@ from lathe.config.validate import check
 from lathe.errors import UserError, refuse, require
 from lathe.launch.command_checks import check_command
 from lathe.launch.devices import count_processes
-from lathe.launch.error_reporting import report_error, report_errors
-from lathe.launch.signals import raise_on_signal
+from lathe.launch.error_reporting import raise_on_signal, report_error, report_errors
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 

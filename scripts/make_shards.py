@@ -9,8 +9,7 @@ from omegaconf import DictConfig
 
 from lathe.config.resolve import resolve
 from lathe.launch.command_checks import check_command
-from lathe.launch.error_reporting import report_error, report_errors
-from lathe.launch.signals import raise_on_signal
+from lathe.launch.error_reporting import raise_on_signal, report_error, report_errors
 
 
 @report_errors

@@ -26,7 +26,7 @@ class LatheSweeper(Sweeper):
         self.context = hydra_context, task_function, config
 
     def sweep(self, arguments: list[str]) -> Sequence[Any]:
-        from lathe.launch.sweep import Context, run_sweep
+        from lathe.launch.sweep.sweeper import Context, run_sweep
 
         return run_sweep(Context(*self.context), self.params, arguments)
 

@@ -13,7 +13,7 @@ from support.commands import in_process
 from support.hostile_runs import copied
 
 from lathe.launch.error_reporting import explain_error
-from lathe.launch.sweep.processes import Jobs
+from lathe.launch.sweep.sweeper import keep_output
 from lathe.loggers import CSVLogger, run_log
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.inference import open_run_net
@@ -160,12 +160,12 @@ def test_what_a_job_printed_goes_through_no_link(foreign: RunDir, capsys: pytest
     job: Any = SimpleNamespace(run_dir=str(foreign.path), number=0)
     folder: Any = SimpleNamespace(file=lambda number, suffix: log)
     damage(foreign, "output.log", "nowhere")
-    Jobs(folder, [], lambda job: lambda: None, None)._keep_output(job)
+    keep_output(folder, job)
     assert list(Path("outside").iterdir()) == []
     assert log.read_text() == "said"
     assert "output.log is a link" in capsys.readouterr().err
     (foreign.path / "output.log").unlink()
-    Jobs(folder, [], lambda job: lambda: None, None)._keep_output(job)
+    keep_output(folder, job)
     assert (foreign.path / "output.log").read_text() == "said"
 
 

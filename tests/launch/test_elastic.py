@@ -118,14 +118,11 @@ def test_a_killed_worker_is_started_again_with_the_other(cfg: dict[str, Any], tm
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_a_rank_that_hangs_is_ended_with_who_waited_where(cfg: dict[str, Any], rank: int) -> None:
+def test_a_rank_that_hangs_is_ended_with_who_waited_where(cfg: dict[str, Any]) -> None:
     began = time.monotonic()
     with pytest.raises(UserError) as caught:
-        run_job("support.agent_jobs:hangs", {**cfg, "rank": rank, "hangs": 9}, 2, options(timeout=1.0))
-    waited = (
-        f"rank {1 - rank} waited longer than launch.timeout=1 seconds in all_reduce (step 2): rank {rank} did not come"
-    )
+        run_job("support.agent_jobs:hangs", {**cfg, "rank": 1, "hangs": 9}, 2, options(timeout=1.0))
+    waited = "rank 0 waited longer than launch.timeout=1 seconds in all_reduce (step 2): rank 1 did not come"
     assert str(caught.value).startswith(waited)
     assert time.monotonic() - began < 60  # it would have slept for ten minutes
 

@@ -1,24 +1,29 @@
-"""Reports of mistakes, of errors in a user's code and of bugs, and their exit codes."""
+"""Reports of mistakes, of errors in a user's code and of bugs; closed and small terminals; signals."""
 
 import errno
+import io
 import os
 import signal
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.commands import command, start
-from support.runs import ROOT
+from support.runs import ROOT, SMALL, new_run
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from lathe.config.schema import key_schemas
 from lathe.data.workers import Reader
-from lathe.errors import UserError
-from lathe.launch.error_reporting import FULL_ERROR, explain_error, report_error, report_errors
+from lathe.errors import Stopped, UserError
+from lathe.files import scratch
+from lathe.launch.error_reporting import FULL_ERROR, explain_error, raise_on_signal, report_error, report_errors
 from lathe.runs.instantiate import instantiate
+from lathe.training.train import train
 
 HINT = "HYDRA_FULL_ERROR=1 shows the full traceback."
 
@@ -157,14 +162,13 @@ def test_errors_of_libraries_that_users_can_fix(error: Exception, message: str |
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "merged"),
     [
-        ("--help",),
-        ("model=mlp", "trainer.max_epochs=1"),  # rich prints first, and exits by itself
+        (("--help",), False),
+        (("model=mlp", "trainer.max_epochs=1"), True),  # rich prints first, and exits by itself
     ],
     ids=["help", "table"],
 )
-@pytest.mark.parametrize("merged", [False, True], ids=["stdout", "both"])
 def test_a_closed_standard_output_ends_a_command(words: tuple[str, ...], merged: bool, tmp_path: Path) -> None:
     """As with `| head`: exit code 141, as from a shell."""
     process = start(command(*words), tmp_path, merged=merged)
@@ -189,3 +193,91 @@ def test_variables_of_a_dotenv_file_are_set_and_named_without_values(
     report_errors(lambda: found.update(os.environ))()
     assert (found["LATHE_TOKEN"], found["LATHE_SET"]) == ("hush hush", "before")
     assert capsys.readouterr().out == ".env sets LATHE_TOKEN.\n"
+
+
+DOTS = "\u2026 \u00b1 \udcff"  # in a table, in a report, in a file name that is not valid text
+
+
+@pytest.mark.parametrize(
+    ("encoding", "errors", "written"),
+    [
+        ("latin-1", "strict", "? \u00b1 ?"),
+        ("ascii", "surrogateescape", "? ? ?"),  # of LC_ALL=C
+        ("ascii", "backslashreplace", r"\u2026 \xb1 \udcff"),  # by PYTHONIOENCODING
+    ],
+)
+def test_characters_that_a_terminal_has_not_are_replaced(
+    encoding: str, errors: str, written: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(taken, encoding, errors))
+    report_errors(lambda: print(DOTS))()
+    assert taken.getvalue().decode(encoding) == f"{written}\n"
+
+
+Cli = Callable[..., tuple[int, str]]
+
+
+def kills(folder: Path, number: int, seen: list[Path]) -> Callable[[Any], None]:
+    """A job that receives a signal while it has a temporary folder."""
+
+    def job(request: Any) -> None:
+        with scratch(folder) as place:
+            seen.append(place)
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+
+    return job
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_is_one_line_and_leaves_nothing(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    number, seen = getattr(signal, name), []
+    (tmp_path / "logs").mkdir()
+    before = signal.signal(number, signal.SIG_DFL)  # an elastic agent of an earlier test may have changed it
+    try:
+        monkeypatch.setattr("lathe.verbs.runs.command.runs", kills(tmp_path, number, seen))
+        assert cli(script="scripts/runs.py") == (128 + number, f"Error: stopped by {name}\n")
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+    assert [place.exists() for place in seen] == [False]
+
+
+def test_a_signal_means_all_jobs_of_a_sweep(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = new_run(tmp_path, *SMALL, "trainer.max_epochs=1")
+    train(run)
+
+    asked: list[Any] = []
+
+    def ended(job: str, cfg: Any, *_: Any) -> None:
+        asked.append(cfg["request"]["split"])
+        raise Stopped("SIGTERM", None)
+
+    monkeypatch.setattr("lathe.launch.run_commands.run_job", ended)
+    code, told = cli("-m", f"run={run['paths']['run_dir']}", "split=val,test", script="scripts/evaluate.py")
+    assert (code, told, asked) == (128 + signal.SIGTERM, "Error: stopped by SIGTERM\n", ["val"])
+
+
+def test_a_second_one_waits_until_all_is_taken_back() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    taken_back = []
+
+    def twice() -> None:
+        with raise_on_signal():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(5)
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.01)
+                taken_back.append(True)
+
+    try:
+        with pytest.raises(Stopped, match=r"^stopped by SIGTERM$"):
+            twice()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert taken_back

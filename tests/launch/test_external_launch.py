@@ -171,7 +171,7 @@ def test_horovodrun_and_where_its_ranks_meet(horovodrun: Any, environment: Any) 
 TYPED = {"trainer": {"accelerator": "cpu", "devices": 2}, "launch": {"timeout": 30.0}}
 
 
-def exchange(rank: int, port: int) -> dict[str, Any]:
+def exchange(rank: int, port: int) -> dict[str, Any] | None:
     """Exchange configurations as two ranks that composed different ones."""
     outer = ExternalLaunch("torchrun:1", rank, rank, 2, False)
     torch.distributed.barrier()  # a rank that exits while the other still connects would close its connection
@@ -179,9 +179,9 @@ def exchange(rank: int, port: int) -> dict[str, Any]:
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", str(port)
     if rank == 0:
         mine = {"lr": 0.1, "list": [1, {"a": None}], "rank": 0, **TYPED}
-        outer.send(mine)
+        outer.broadcast(mine, mine)
         return mine
-    return outer.receive({"lr": 0.2, **TYPED})
+    return outer.broadcast({"lr": 0.2, **TYPED})
 
 
 def test_rank_0s_configuration_reaches_all() -> None:

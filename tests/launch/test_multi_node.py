@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import socket
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from support.commands import start as started
 from support.runs import SMALL, rows, runs, weights
 
 from lathe.errors import UserError
-from lathe.launch.devices import Nodes, read_nodes, run_lookup_lock
+from lathe.launch.devices import Nodes, read_nodes
 from lathe.launch.external_launch import ExternalLaunch
 from lathe.runs.rundir import RunDir
 
@@ -55,22 +54,6 @@ def test_srun_with_a_task_on_each_node_gives_place_and_name(monkeypatch: pytest.
             read_nodes(options(nodes=2), outer)
     with pytest.raises(UserError, match=r"^launch\.id=a has no effect under torchrun or srun"):
         read_nodes(options(id="a"), srun)
-
-
-def test_machines_look_up_the_run_one_at_a_time(tmp_path: Path) -> None:
-    order: list[str] = []
-
-    def other() -> None:
-        with run_lookup_lock(tmp_path / "logs"):
-            order.append("second")
-
-    thread = threading.Thread(target=other)
-    with run_lookup_lock(tmp_path / "logs"):
-        thread.start()
-        thread.join(0.3)
-        order.append("first")
-    thread.join(10)
-    assert order == ["first", "second"]
 
 
 def test_the_machines_of_a_launch_share_a_directory_and_others_are_kept_out(tmp_path: Path) -> None:

@@ -1,17 +1,24 @@
-"""Runs found by path, resumed with a later end, and shared by the ranks of torchrun."""
+"""Runs found by path, resumed with a later end or after Ctrl-C, and shared by the ranks of torchrun."""
 
 import json
 import shlex
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import command as typed
+from support.commands import start
+from support.runs import ROOT, SMALL, new_run, runs
 from support.typed import Command
 
 from lathe.launch import launcher as launching
 from lathe.launch.external_launch import ExternalLaunch
 from lathe.runs.rundir import RunDir
 from lathe.training.final_evaluation import proposals
+from lathe.training.summary import proposals
+from lathe.training.train import train
 
 
 def test_a_file_of_the_users_own_that_changed_is_named_on_resume_and_evaluate(command: Command, broken: RunDir) -> None:
@@ -140,9 +147,13 @@ class Wire:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.box: list[Any] = []
-        monkeypatch.setattr(ExternalLaunch, "send", lambda outer, cfg: self.box.append(cfg))
-        monkeypatch.setattr(ExternalLaunch, "dismiss", lambda outer, cfg: self.box.append(None))
-        monkeypatch.setattr(ExternalLaunch, "receive", lambda outer, typed: self.box[-1])
+
+        def broadcast(outer: ExternalLaunch, own: Any, sent: Any = None) -> Any:
+            if outer.rank == 0:
+                self.box.append(sent)
+            return self.box[-1]
+
+        monkeypatch.setattr(ExternalLaunch, "broadcast", broadcast)
         self.patch = monkeypatch
 
     def rank(self, rank: int, launch_id: str = "torchrun:1", restarted: bool = False) -> None:
@@ -183,3 +194,47 @@ def test_the_launcher_has_to_start_as_many_as_the_configuration_says(
     assert "but the launcher started 2 processes" in command.fails(
         "trainer.accelerator=cpu", "trainer.devices=1", capsys=capsys
     )
+
+
+@pytest.mark.slow
+def test_of_several_commands_at_the_same_moment_one_trains_and_the_others_say_so(tmp_path: Path) -> None:
+    more = ("model.net.width=512", "trainer.max_epochs=4", "trainer.log_every_n_steps=1", "resume=auto")
+    processes = [start(typed(*SMALL, *more), tmp_path) for _ in range(3)]
+    told = [process.communicate(timeout=240) for process in processes]
+    (directory,) = runs(tmp_path / "logs")
+    assert sorted(process.returncode for process in processes) == [0, 1, 1], told
+    refused = f"Error: resume=auto: another process is at {directory}: wait for it, or leave resume out.\n"
+    assert [errors for _, errors in told].count(refused) == 2
+    assert (directory / "result.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [None, 0.02])
+def test_an_interrupted_run_prints_how_to_resume(tmp_path: Path, again: float | None) -> None:
+    """Also after two Ctrl-C."""
+    words = [word for word in SMALL if not word.startswith("trainer.max_epochs")]
+    process = start(typed(*words, "trainer.max_epochs=100000"), tmp_path)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("logs/*/*/checkpoints/last.ckpt")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    if again is not None:
+        time.sleep(again)
+        process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    (run,) = runs(tmp_path / "logs")
+    assert process.returncode == 130, errors
+    assert (
+        errors.splitlines()[-1] == f"Error: stopped by SIGINT; continue with: python {ROOT / 'train.py'} resume={run}"
+    )
+    assert "Traceback" not in errors
+    assert not (run / "result.json").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_its_time_limit_ended_continues_with_more(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *SMALL, "trainer.max_epochs=100000", "trainer.max_time=00:00:00:01")
+    steps = train(cfg)["steps"]
+    assert train(cfg)["steps"] == steps  # resumed to its end
+    cfg["trainer"]["max_time"] = "00:00:00:04"
+    assert train(cfg)["steps"] > steps

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lathe.nets import GPT, CifarResNet
 from lathe.nets.recompute import apply
-from lathe.strategies.sync_batchnorm import SyncBatchNorm
+from lathe.strategies import SyncBatchNorm
 
 
 def train(rank: int, spread: str, how: str) -> dict[str, Tensor]:

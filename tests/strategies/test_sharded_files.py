@@ -100,7 +100,7 @@ def test_what_a_dead_writer_left_is_swept(written: tuple[Path, Any], tmp_path: P
 
 def test_a_part_is_read_as_its_counterpart_is_placed(written: tuple[Path, Any]) -> None:
     net = nn.Linear(2, 5)
-    state = sharded_files.load_shards(written[0] / "last.ckpt", net.state_dict(), [], prefix="")
+    state = sharded_files.load(written[0] / "last.ckpt", net.state_dict(), [], prefix="")
     assert torch.equal(state["state_dict"]["weight"], WEIGHT + 2)
     assert state["optimizer_states"][0]["state"][0]["exp_avg"] is None  # not requested
 

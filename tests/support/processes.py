@@ -198,14 +198,11 @@ def _main(words: list[str], cwd: str, env: dict[str, str], out: int, err: int, s
 
 def _fork_ranks() -> None:
     """Fork the ranks of this command from it, so that they need no imports either."""
+    from torch.distributed.launcher import api
+
     from lathe.launch import elastic
 
-    made, begun = elastic._launch_config, elastic.worker
-
-    def config(*of: Any) -> Any:
-        found = made(*of)
-        found.start_method = "fork"
-        return found
+    made, begun = api.LaunchConfig, elastic.worker
 
     def worker(*of: Any) -> Any:
         from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -216,4 +213,5 @@ def _fork_ranks() -> None:
         rank_zero_only.rank = int(os.environ["RANK"])  # as set when it is imported
         return begun(*of)
 
-    elastic._launch_config, elastic.worker = config, worker
+    api.LaunchConfig = lambda **of: made(**{**of, "start_method": "fork"})  # type: ignore[assignment,misc]
+    elastic.worker = worker

@@ -40,8 +40,7 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     Raises:
         UserError: it is invalid; one message for each mistake.
     """
-    _check_overrides(overrides)
-    with _restoring_process(), composing("train", overrides) as cfg:
+    with _restoring_process(), composing("train", _checked(overrides)) as cfg:
         resolved = resolve(cfg)
         resumes = resolved.get("resume") is not None  # a run with its own configuration
         check_command(cfg, resolved, None if resumes else launch_checks(detect_external_launch()))
@@ -61,10 +60,8 @@ def train(cfg: DictConfig | Sequence[str] = ()) -> Any:
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # a process that is only starting up
         sys.exit(UNGUARDED)
-    if not isinstance(cfg, DictConfig):
-        _check_overrides(cfg)
     with _restoring_process():
-        overrides = overrides_of(cfg) if isinstance(cfg, DictConfig) else list(cfg)
+        overrides = overrides_of(cfg) if isinstance(cfg, DictConfig) else _checked(cfg)
         importlib.import_module(JOB)  # the launch would freeze what it imports, and the notebook's objects with it
         try:
             with composing("train", overrides) as composed:
@@ -81,10 +78,11 @@ def train(cfg: DictConfig | Sequence[str] = ()) -> Any:
         return lathe.load(path)
 
 
-def _check_overrides(overrides: Any) -> None:
+def _checked(overrides: Any) -> list[str]:
     is_list = isinstance(overrides, Sequence) and not isinstance(overrides, str)
     valid = is_list and all(isinstance(word, str) for word in overrides)
     require(valid, f"{overrides!r}: expected a list of overrides, such as ['model=mlp', 'seed=1'].")
+    return list(overrides)
 
 
 @contextmanager

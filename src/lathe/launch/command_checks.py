@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lathe.config.override_parsing import as_typed, key_of
@@ -34,16 +35,37 @@ def typed_overrides() -> list[str]:
 
 def saved_overrides(cfg: dict[str, Any]) -> list[str]:
     """The overrides that a run directory keeps, with interpolations replaced by their values in `cfg`."""
-    words = [item for item in typed_overrides() if key_of(item).split(".")[0] not in ("resume", "sweep")]
-    return [_interpolated(item, cfg) if "${" in item else item for item in words]
+    saved = []
+    for item in typed_overrides():
+        names = key_of(item).split(".")
+        if names[0] in ("resume", "sweep"):
+            continue
+        if "${" in item:
+            value: Any = cfg
+            for name in names:
+                known = isinstance(value, dict) and name in value
+                require(known, f"{item}: a choice can't follow a key. Type the choice.")
+                value = value[name]
+            item = f"{item.partition('=')[0]}={as_typed(value)}"
+        saved.append(item)
+    return saved
 
 
-def _interpolated(item: str, cfg: dict[str, Any]) -> str:
-    value: Any = cfg
-    for name in key_of(item).split("."):
-        require(isinstance(value, dict) and name in value, f"{item}: a choice can't follow a key. Type the choice.")
-        value = value[name]
-    return f"{item.partition('=')[0]}={as_typed(value)}"
+def check_sweep_words(typed: Sequence[str]) -> None:
+    """Raise UserError if there are overrides of `sweep` in a command without -m."""
+    own = next((word for word in typed if key_of(word).split(".")[0] == "sweep"), None)
+    alone = own is not None and HydraConfig.get().mode != RunMode.MULTIRUN
+    require(not alone, f"{own} is for a sweep: add -m (python train.py -m {own} ...).")
+
+
+def take_sweep_job(cfg: DictConfig) -> tuple[Path, int] | None:
+    """Return the folder of this run's sweep and its number there, or None.
+
+    Removes `sweep` from `cfg`: it is not part of the experiment.
+    """
+    with open_dict(cfg):
+        node = cfg.pop("sweep", None)
+    return None if node is None or node.get("job") is None else (Path(str(node.folder)), int(node.job))
 
 
 def check_command(cfg: DictConfig, resolved: dict[str, Any], cross_checks: Sequence[CrossCheck] | None = ()) -> None:
@@ -69,23 +91,20 @@ def check_command(cfg: DictConfig, resolved: dict[str, Any], cross_checks: Seque
     raw, known = OmegaConf.to_container(cfg, resolve=False), key_schemas(resolved, command)
     keys = [key_of(item) for item in typed if key_of(item) not in choices and not item.startswith("~")]
     unknown = [key for key in keys if key not in known]
-    defaults = _default_values([item for item in typed if key_of(item) in choices]) if unknown else {}
+    defaults: dict[str, Any] = {}
+    if unknown:  # the flat configuration of the chosen groups
+        groups = [item for item in typed if key_of(item) in choices]
+        tree = compose(config_name=command, overrides=groups)
+        defaults = flatten(OmegaConf.to_container(tree))
+        for key, value in defaults.items():
+            if isinstance(value, str) and ("${" in value or value == "???"):
+                try:
+                    found = OmegaConf.select(tree, key)
+                    defaults[key] = OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+                except OmegaConfBaseException:  # without the other overrides
+                    defaults[key] = None
     more = [*check_types(unknown, resolved, defaults, command), *unused_keys(typed, resolved)]
     refuse(check(resolved, command, cross_checks, raw, more=more))
-
-
-def _default_values(groups: list[str]) -> dict[str, Any]:
-    """The flat configuration of these choices; None for a value that can't be resolved without the other overrides."""
-    tree = compose(config_name=HydraConfig.get().job.config_name, overrides=groups)
-    leaves: dict[str, Any] = flatten(OmegaConf.to_container(tree))
-    for key, value in leaves.items():
-        if isinstance(value, str) and ("${" in value or value == "???"):
-            try:
-                found = OmegaConf.select(tree, key)
-                leaves[key] = OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
-            except OmegaConfBaseException:
-                leaves[key] = None
-    return leaves
 
 
 def launch_checks(external: ExternalLaunch | None) -> tuple[CrossCheck, ...]:

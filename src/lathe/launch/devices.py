@@ -1,18 +1,26 @@
-"""Machines and processes of a run: `launch.nodes`, `launch.endpoint`, `launch.id` and `trainer.devices`.
+"""Machines, processes and CPU threads of a run: `launch.nodes` and its like, `trainer.devices`, `launch.threads`.
 
 Imports torch only if there are GPUs to count.
 """
 
 import os
+import shutil
 import socket
-from contextlib import AbstractContextManager
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lathe.config.cpu_count import CPU_PROCESSES_PER_CORE
-from lathe.errors import UserError, require
+from lathe.config.cpu_count import CPU_PROCESSES_PER_CORE, allowed_cpus, physical_cores
+from lathe.errors import require
 from lathe.launch.external_launch import ExternalLaunch
+
+SAMPLE_S = 0.2  # for measuring how busy the cores are
+NUMA_NODES = Path("/sys/devices/system/node")
+QUIET = 0.5  # a load average that changes no number of threads, so that nothing is measured
 
 
 @dataclass(frozen=True)
@@ -49,9 +57,6 @@ def read_nodes(options: dict[str, Any], external: ExternalLaunch | None = None) 
     """Read the machines from the configuration's `launch` group.
 
     Under srun with one task on each node, the SLURM job gives the endpoint and the name where they are null.
-
-    Raises:
-        UserError: an invalid number of nodes, several without an endpoint or a name, or an option without effect.
     """
     nodes, endpoint, launch_id = options["nodes"], options["endpoint"], options["id"]
     least, most = (int(number) for number in (str(nodes).split(":") * 2)[:2])
@@ -82,20 +87,8 @@ def read_nodes(options: dict[str, Any], external: ExternalLaunch | None = None) 
     return Nodes(least, most, str(endpoint), str(launch_id))
 
 
-def run_lookup_lock(log_dir: Path) -> AbstractContextManager[Any]:
-    """Let one command at a time look up a run directory, or create it, by a lock on the (shared) file system."""
-    from filelock import FileLock  # not needed by most commands
-
-    log_dir.mkdir(parents=True, exist_ok=True)
-    return FileLock(log_dir / ".arriving")
-
-
 def count_processes(cfg: dict[str, Any], external: ExternalLaunch | None = None, nodes: Nodes | None = None) -> int:
-    """Count the processes of this machine for `trainer.devices`.
-
-    Raises:
-        UserError: more devices than there are, an accelerator that is missing, or contradicting numbers of machines.
-    """
+    """Count the processes of this machine for `trainer.devices`; raise UserError if it lacks the devices."""
     nodes = nodes or Nodes()
     trainer, strategy = cfg["trainer"], cfg["strategy"]
     accelerator, devices = trainer["accelerator"], trainer["devices"]
@@ -108,10 +101,12 @@ def count_processes(cfg: dict[str, Any], external: ExternalLaunch | None = None,
             f"trainer.devices x trainer.num_nodes = {world}, but the launcher started {external.world_size} processes. "
             "Make them equal.",
         )
-    elif int(trainer["num_nodes"]) not in (1, nodes.most):
-        raise UserError(
-            f"trainer.num_nodes={trainer['num_nodes']}: start a run on several machines with "
-            f"launch.nodes={trainer['num_nodes']}, or with torchrun or srun on each of them."
+    else:
+        machines = int(trainer["num_nodes"])
+        require(
+            machines in (1, nodes.most),
+            f"trainer.num_nodes={machines}: start a run on several machines with launch.nodes={machines}, or with "
+            "torchrun or srun on each of them.",
         )
     one_process = strategy.get("processes") == "one"
     require(
@@ -158,3 +153,85 @@ def _count_gpus(accelerator: str, devices: Any) -> int:
     count = available if devices in ("auto", -1) else int(devices)
     require(count <= available, f"trainer.devices={devices} asks for {count} GPUs, but {available} are here.")
     return count
+
+
+def choose_threads(wanted: int | str | None, processes: int, recorded: Any = None) -> tuple[int | None, str]:
+    """Choose the threads of each of this machine's `processes` (None: torch's choice), and give the reason.
+
+    `auto` takes the number in the `recorded` config.yaml of a resumed run, since another number adds in another order;
+    else OMP_NUM_THREADS; else the physical cores, or as many of them as other programs leave.
+    """
+    if isinstance(wanted, int):
+        cpus = len(allowed_cpus())
+        if wanted * processes > cpus:
+            message = f"launch.threads={wanted}: {processes} x {wanted} threads share {cpus} CPUs. Use auto."
+            warnings.warn(message, stacklevel=2)
+        return wanted, ""
+    if wanted is None:
+        return None, ""
+    if isinstance(recorded, int):
+        return recorded, "as when the run was started"
+    variable = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if variable.isdigit():
+        return int(variable), "from OMP_NUM_THREADS"
+    import psutil  # not needed for a command that is refused
+
+    cpus, cores, others = allowed_cpus(), physical_cores(), psutil.getloadavg()[0]
+    if others >= QUIET:
+        # at most the load average, so that a short burst does not count; when all CPUs are busy, only the load average
+        # shows how many processes wait for them
+        percents = psutil.cpu_percent(SAMPLE_S, percpu=True)
+        used = sum(percent for number, percent in enumerate(percents) if number in cpus) / 100
+        others = others if used > 0.9 * len(cpus) else min(others, used)
+    fair = min(cores, round(len(cpus) ** 2 / (len(cpus) + others)))
+    reason = f"{cores} physical core{'s' * (cores > 1)}" + (f" over {processes} processes" if processes > 1 else "")
+    if fair < cores:
+        reason += f", shared with a load of {others:.1f} from other programs"
+    return max(1, fair // processes), reason
+
+
+@contextmanager
+def use_threads(cfg: dict[str, Any]) -> Iterator[None]:
+    """Let torch compute with `launch.threads` threads, or with its own choice where that is null."""
+    count = cfg.get("request", cfg).get("launch", {}).get("threads")
+    if not isinstance(count, int):
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)  # lathe.train in a notebook
+
+
+def numa_mode(cfg: dict[str, Any], mode: str) -> str | None:
+    """The mode for torch, which binds local rank r to the CPUs of GPU r; None if there is nothing to bind.
+
+    `auto` is `node` where torch can do it, and prints its choice on a machine with several NUMA nodes.
+    """
+    has_one_node = len(list(NUMA_NODES.glob("node[0-9]*"))) <= 1  # none where the system does not list them
+    if mode == "none" or (mode == "auto" and has_one_node):
+        return None
+    if has_one_node and mode != "exclusive" and sys.platform.startswith("linux"):
+        warnings.warn(f"launch.numa={mode} does nothing here: this machine has one NUMA node.", stacklevel=2)
+        return None
+    import torch
+
+    trainer, missing = cfg["trainer"], None
+    devices = trainer["devices"]
+    if not sys.platform.startswith("linux"):
+        missing = "Linux"
+    elif trainer["accelerator"] not in ("auto", "gpu", "cuda") or not torch.cuda.device_count():
+        missing = "GPUs"
+    elif isinstance(devices, list) and devices != list(range(len(devices))):
+        missing = f"the first GPUs, not trainer.devices={devices} (CUDA_VISIBLE_DEVICES can choose them)"
+    elif not shutil.which("numactl"):
+        missing = "the program numactl"
+    if mode == "auto":
+        print(f"launch.numa=auto: {f'none, as it requires {missing}' if missing else 'node'}.", flush=True)
+        return None if missing else "node"
+    require(not missing, f"launch.numa={mode} requires {missing}. Use launch.numa=none.")
+    return mode

@@ -16,11 +16,9 @@ from typing import Any
 
 from lathe.errors import Stopped, UserError
 from lathe.files import scratch, uninterrupted
-from lathe.launch.devices import Nodes
-from lathe.launch.error_reporting import explain_error, explain_user_code, full_error
+from lathe.launch.devices import Nodes, choose_threads, numa_mode, use_threads
+from lathe.launch.error_reporting import explain_error, explain_user_code, full_error, prepare_stdio
 from lathe.launch.process_group import find_timeout, init_process_group, save_timeout, take_timeouts
-from lathe.launch.stdio import prepare_stdio
-from lathe.launch.threads import choose_threads, numa_mode, use_threads
 from lathe.runs.rerun_command import quote_value, run_command
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # passed on to the workers
@@ -41,16 +39,12 @@ def import_job(name: str) -> ModuleType:
 
 
 def call_job(job: str, cfg: dict[str, Any]) -> Any:
-    """Call the function named `module:function` with `cfg`; ranks get the name, since not every function pickles.
-
-    Raises:
-        UserError: a component called sys.exit(), which would look like success.
-    """
+    """Call the function named `module:function` with `cfg`; ranks get the name, since not every function pickles."""
     module, _, function = job.partition(":")
     try:
         with use_threads(cfg):
             return getattr(import_job(module), function)(cfg)
-    except SystemExit as error:
+    except SystemExit as error:  # without an exit code it would look like success
         if error.code:
             raise
         raise UserError(
@@ -78,24 +72,53 @@ def run_job(job: str, cfg: dict[str, Any], processes: int, options: dict[str, An
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
-    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     if not full_error():  # torch's tables of failures; the error is reported by the parent
         for name in list(logging.root.manager.loggerDict):  # each has its own level
             if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
                 logging.getLogger(name).setLevel(logging.CRITICAL)
+    extra: dict[str, Any] = {}
+    if numa is not None:
+        from torch.numa.binding import AffinityMode, NumaOptions
+
+        extra["numa_options"] = NumaOptions(affinity_mode=AffinityMode(numa))
+    if nodes.several:
+        join, last_call = (max(1, int(options[name])) for name in ("join_timeout", "last_call_timeout"))
+        extra["rdzv_configs"] = {"join_timeout": join, "last_call_timeout": last_call, "read_timeout": join}
+    config = LaunchConfig(
+        min_nodes=nodes.least,
+        max_nodes=nodes.most,
+        nproc_per_node=processes,
+        rdzv_backend="c10d",
+        rdzv_endpoint=nodes.endpoint,
+        run_id=str(nodes.launch_id) if nodes.several else uuid.uuid4().hex,
+        local_addr=nodes.address,
+        max_restarts=options["max_restarts"],
+        monitor_interval=options["monitor_interval"],
+        start_method="spawn",
+        signals_to_handle=SIGNALS,
+        **extra,
+    )
     run_dir = cfg["paths"].get("run_dir")
     with scratch() as folder:
         try:
-            start = elastic_launch(_launch_config(processes, options, nodes, numa), worker)
-            results = start(job, cfg, str(folder), options["timeout"])
+            results = elastic_launch(config, worker)(job, cfg, str(folder), options["timeout"])
             _raise_outcome(folder)
             return (results or {}).get(0)
         except SignalException as error:
             command = run_command("train.py", "resume", run_dir) if run_dir else None
             raise Stopped(signal.Signals(error.sigval).name, command) from error
         except RendezvousError as error:
-            raise UserError(_rendezvous_message(error, options, nodes)) from error
+            message = f"launch.endpoint={nodes.endpoint} can't be reached. Give host:port of one node, the same on all."
+            if type(error).__name__ == "RendezvousTimeoutError":
+                message = (
+                    f"launch.nodes={options['nodes']}: too few machines at launch.endpoint={nodes.endpoint} after "
+                    f"launch.join_timeout={options['join_timeout']} seconds. Start the same command on all of them."
+                )
+            elif type(error).__name__ == "RendezvousClosedError":
+                message = f"launch.id={nodes.launch_id}: another node ended this run. Start all nodes again."
+            raise UserError(message) from error
         except ChildFailedError as error:
             _raise_outcome(folder)
             rank, failure = error.get_first_failure()
@@ -114,50 +137,10 @@ def run_job(job: str, cfg: dict[str, Any], processes: int, options: dict[str, An
             if failure.exitcode < 0 or not failure.message:
                 how = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
                 raise UserError(f"rank {rank} died ({how}) and {no_restart}") from error
-            raise RuntimeError(f"rank {rank} failed: {failure.message}\n{_call_stack(failure.error_file)}") from None
-
-
-def _rendezvous_message(error: Exception, options: dict[str, Any], nodes: Nodes) -> str:
-    kind = type(error).__name__
-    if kind == "RendezvousTimeoutError":
-        return (
-            f"launch.nodes={options['nodes']}: too few machines at launch.endpoint={nodes.endpoint} after "
-            f"launch.join_timeout={options['join_timeout']} seconds. Start the same command on all of them."
-        )
-    if kind == "RendezvousClosedError":
-        return f"launch.id={nodes.launch_id}: another node ended this run. See its output, then start all nodes again."
-    return f"launch.endpoint={nodes.endpoint} can't be reached. Give host:port of one of the nodes, the same on all."
-
-
-def _launch_config(processes: int, options: dict[str, Any], nodes: Nodes, numa: str | None) -> Any:
-    from torch.distributed.launcher.api import LaunchConfig
-
-    extra: dict[str, Any] = {}
-    if numa is not None:
-        from torch.numa.binding import AffinityMode, NumaOptions
-
-        extra["numa_options"] = NumaOptions(affinity_mode=AffinityMode(numa))
-    if nodes.several:
-        join = max(1, int(options["join_timeout"]))
-        extra["rdzv_configs"] = {
-            "join_timeout": join,
-            "last_call_timeout": max(1, int(options["last_call_timeout"])),
-            "read_timeout": join,
-        }
-    return LaunchConfig(
-        min_nodes=nodes.least,
-        max_nodes=nodes.most,
-        nproc_per_node=processes,
-        rdzv_backend="c10d",
-        rdzv_endpoint=nodes.endpoint,
-        run_id=str(nodes.launch_id) if nodes.several else uuid.uuid4().hex,
-        local_addr=nodes.address,
-        max_restarts=options["max_restarts"],
-        monitor_interval=options["monitor_interval"],
-        start_method="spawn",
-        signals_to_handle=SIGNALS,
-        **extra,
-    )
+            stack = ""
+            with suppress(OSError, KeyError, TypeError, ValueError):
+                stack = json.loads(Path(failure.error_file).read_text())["message"]["extraInfo"]["py_callstack"]
+            raise RuntimeError(f"rank {rank} failed: {failure.message}\n{stack}") from None
 
 
 def _raise_outcome(folder: Path) -> None:
@@ -167,13 +150,6 @@ def _raise_outcome(folder: Path) -> None:
         if path.exists():
             saved = json.loads(path.read_text())
             raise Stopped(saved["signal"], saved["command"]) if name == "stop" else UserError(*saved["messages"])
-
-
-def _call_stack(error_file: str) -> str:
-    try:
-        return str(json.loads(Path(error_file).read_text())["message"]["extraInfo"]["py_callstack"])
-    except (OSError, KeyError, TypeError, ValueError):
-        return ""
 
 
 def worker(job: str, cfg: dict[str, Any], name: str, timeout: float) -> Any:

@@ -1,12 +1,20 @@
-"""Error reporting: a message for a mistake, the frames of the user's code for an error in it, a traceback for a bug."""
+"""What a command prints and how it ends: errors, signals, and the standard streams.
+
+A mistake is reported by a message, an error in the user's code by its frames there, a bug by its traceback.
+"""
 
 import functools
 import inspect
+import logging
 import os
+import select
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +23,6 @@ from lathe.config.override_parsing import check_flags, translate
 from lathe.errors import BUILDING, PACKAGE, WORKER, Stopped, UserError, source_frames, worker_message
 from lathe.files import disk_sentence
 from lathe.launch.process_group import find_timeout
-from lathe.launch.signals import exit_on_next
-from lathe.launch.stdio import discard_output, prepare_stdio, stdout_is_closed
 from lathe.runs.rerun_command import CONFIG_DIR
 
 FULL_ERROR = "LATHE_FULL_ERROR"
@@ -34,16 +40,20 @@ def report_errors(main: Callable[[], Any]) -> Callable[[], None]:
     def wrapped() -> None:
         prepare_stdio()
         try:
-            _load_dotenv()
+            if os.path.isfile(".env"):
+                _load_dotenv()
             os.environ.setdefault(FULL_ERROR, os.environ.get("HYDRA_FULL_ERROR", "0"))
             os.environ["HYDRA_FULL_ERROR"] = "1"
-            warn_of_another_clone(Path(inspect.unwrap(main).__code__.co_filename).resolve())
+            _warn_of_another_clone(Path(inspect.unwrap(main).__code__.co_filename).resolve())
             words = sys.argv[1:]
             if {"-h", "--help"} & set(words):
                 print(help_text([word for word in words if word not in ("-h", "--help")]), flush=True)
             else:
                 sys.argv[1:] = translate(words, root_names())
-                _remember_config_dir()
+                if any(word.startswith(("--config-d", "-cd")) for word in sys.argv[1:]):
+                    folder = check_flags(sys.argv[1:]).config_dir
+                    if folder is not None:  # for the commands that this process and its children print
+                        os.environ[CONFIG_DIR] = folder
                 main()
             sys.stdout.flush()
         except SystemExit as stop:
@@ -64,7 +74,7 @@ def report_errors(main: Callable[[], Any]) -> Callable[[], None]:
     return wrapped
 
 
-def warn_of_another_clone(script: Path) -> None:
+def _warn_of_another_clone(script: Path) -> None:
     """Warn where `script`, a file of a clone, runs the code of another clone."""
     clone = script.parent.parent if script.parent.name == "scripts" else script.parent
     other = clone / "src" / "lathe"
@@ -79,8 +89,6 @@ def warn_of_another_clone(script: Path) -> None:
 
 def _load_dotenv() -> None:
     """Set environment variables from a file .env in the working directory, unless they are set already."""
-    if not os.path.isfile(".env"):
-        return
     from dotenv import dotenv_values  # most projects have no such file
 
     found = dotenv_values(".env", encoding="utf-8")
@@ -90,20 +98,15 @@ def _load_dotenv() -> None:
         print(f".env sets {', '.join(fresh)}.", flush=True)  # never the values, which may be secret
 
 
-def _remember_config_dir() -> None:
-    """Keep --config-dir for the commands that this process and its children print."""
-    if any(word.startswith(("--config-d", "-cd")) for word in sys.argv[1:]):
-        folder = check_flags(sys.argv[1:]).config_dir
-        if folder is not None:
-            os.environ[CONFIG_DIR] = folder
-
-
 def report_error(error: Exception) -> int:
     """Print an error and return the exit code."""
     if isinstance(error, UserError) and not _is_rank_0():
         return 1  # rank 0 has the same mistake
-    if isinstance(error, BrokenPipeError) and stdout_is_closed():
-        return discard_output()
+    if isinstance(error, BrokenPipeError) and hasattr(select, "poll"):  # where the system can say
+        poll = select.poll()
+        poll.register(1, 0)  # errors are always reported
+        if any(event & select.POLLERR for _, event in poll.poll(0)):  # without a reader, as after `| head`
+            return discard_output()
     explained = explain_error(error) or explain_user_code(error)
     if explained is None or full_error():
         traceback.print_exception(error)
@@ -130,8 +133,28 @@ def explain_error(error: BaseException) -> UserError | None:
         return error
     from lathe.config.compose import hydra_message  # for errors only
 
-    message = (None if _is_from_user_code(error) else hydra_message(error, root_names())) or _library_message(error)
-    return None if message is None else UserError(message)
+    text, timeout = str(error), find_timeout(error)
+    message = None if _is_from_user_code(error) else hydra_message(error, root_names())
+    if message:
+        pass
+    elif isinstance(error, OSError):
+        message = disk_sentence(error)
+    elif timeout is not None and timeout.seconds:
+        message = f"{timeout}. Another rank did not join it; raise launch.timeout if it was only slow."
+    elif isinstance(error, RuntimeError) and (died := worker_message(error)) is not None:
+        message = died
+    elif type(error).__name__ == "OutOfMemoryError":
+        message = "GPU out of memory. Lower data.batch_size, or try precision=bf16-mixed."
+    elif "not used in producing the loss" in text:
+        message = (
+            "strategy=ddp: some parameters have no gradient from the loss. Remove them, or set "
+            "strategy.find_unused_parameters=true."
+        )
+    elif "torchvision::nms does not exist" in text:
+        message = "torchvision does not fit the installed torch. Install the matching build, or uninstall torchvision."
+    elif type(error).__name__ == "MisconfigurationException":
+        message = " ".join(text.split())
+    return UserError(message) if message else None
 
 
 def explain_user_code(error: BaseException) -> UserError | None:
@@ -140,7 +163,12 @@ def explain_user_code(error: BaseException) -> UserError | None:
         return None
     frames = [frame for frame, own in source_frames(error) if own]
     places = traceback.format_list(frames[-LAST_FRAMES:])
-    message = _exception_lines(error)
+    if isinstance(error, SyntaxError):  # whose lines are those of the file, which the frames show
+        message = [f"{type(error).__name__}: {error.msg}", *getattr(error, "__notes__", [])]
+    elif WORKER in str(error):  # the lines after the traceback in it
+        message = str(error).rstrip().rpartition("\n  ")[2].splitlines()[1:] or [str(error)]
+    else:  # with notes, such as the item of a dataset that could not be read
+        message = "".join(traceback.format_exception_only(error)).splitlines()
     key = next((f"{line.removeprefix(BUILDING)}: " for line in message if line.startswith(BUILDING)), "")
     message = [line for line in message if not line.startswith(BUILDING)]
     lines = [*message, *"".join(places).splitlines(), "HYDRA_FULL_ERROR=1 shows the full traceback."]
@@ -153,34 +181,74 @@ def _is_from_user_code(error: BaseException) -> bool:
     return bool(frames) and frames[-1][1]
 
 
-def _exception_lines(error: BaseException) -> list[str]:
-    """The exception's type and message, and its notes, such as the item of a dataset that could not be read."""
-    if isinstance(error, SyntaxError):  # whose lines are those of the file, which the frames show
-        return [f"{type(error).__name__}: {error.msg}", *getattr(error, "__notes__", [])]
-    if WORKER in str(error):  # the lines after the traceback in it
-        return str(error).rstrip().rpartition("\n  ")[2].splitlines()[1:] or [str(error)]
-    return "".join(traceback.format_exception_only(error)).splitlines()
+def prepare_stdio() -> None:
+    """Make printing safe on any terminal, print Lathe's warnings as one line, and keep torch's statistics silent."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream: Any = getattr(sys, name)
+        if stream is None:  # in this order, so that the null device gets the number of the missing stream
+            stream = open(os.devnull, mode, encoding="utf-8", errors="replace")  # noqa: SIM115
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+        elif mode == "w" and hasattr(stream, "reconfigure"):
+            try:  # other alphabets, and file names that are not valid text
+                "\u2026\udcff".encode(stream.encoding, stream.errors)
+            except UnicodeEncodeError:
+                stream.reconfigure(errors="replace")
+    before, package = warnings.formatwarning, os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+    def formatted(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if filename.startswith(package):
+            return f"Warning: {' '.join(str(message).split())}\n"
+        return before(message, category, filename, lineno, line)
+
+    warnings.formatwarning = formatted
+    if "torch" not in sys.modules:  # torch sets its own levels at the end of its import, which Ctrl-C may interrupt
+        logging.getLogger("torch").setLevel(logging.WARNING)
 
 
-def _library_message(error: BaseException) -> str | None:
-    """The fix for errors of torch, Lightning and the disk that users meet often."""
-    text = str(error)
-    if isinstance(error, OSError):
-        return disk_sentence(error)
-    timeout = find_timeout(error)
-    if timeout is not None and timeout.seconds:
-        return f"{timeout}. Another rank did not join it; raise launch.timeout if it was only slow."
-    if isinstance(error, RuntimeError) and (died := worker_message(error)) is not None:
-        return died
-    if type(error).__name__ == "OutOfMemoryError":
-        return "GPU out of memory. Lower data.batch_size, or try precision=bf16-mixed."
-    if "not used in producing the loss" in text:
-        return (
-            "strategy=ddp: some parameters have no gradient from the loss. Remove them, or set "
-            "strategy.find_unused_parameters=true."
-        )
-    if "torchvision::nms does not exist" in text:
-        return "torchvision does not fit the installed torch. Install the matching build, or uninstall torchvision."
-    if type(error).__name__ == "MisconfigurationException":
-        return " ".join(text.split())
-    return None
+def discard_output() -> int:
+    """Send further output to the null device, so that Python's exit does not fail, and return the exit code 141."""
+    with open(os.devnull, "w") as null:
+        os.dup2(null.fileno(), 1)
+        os.dup2(null.fileno(), 2)
+    return 128 + signal.SIGPIPE
+
+
+class _Signalled(BaseException):
+    """Not an Exception, so that no exporter catches it."""
+
+
+@contextmanager
+def raise_on_signal() -> Iterator[None]:
+    """Turn signals that would end the process into an exception, so that unfinished files are removed.
+
+    Raises:
+        Stopped: a signal arrived.
+    """
+    replaced: dict[Any, Any] = {}
+
+    def stop(number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second signal would interrupt the clean-up
+        raise _Signalled(number)
+
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGHUP"):  # Ctrl-C raises KeyboardInterrupt anyway
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # keep what nohup ignores
+                replaced[number] = signal.signal(number, stop)
+    try:
+        yield
+    except _Signalled as error:
+        raise Stopped(signal.Signals(error.args[0]).name, None) from None
+    finally:
+        for number, handler in replaced.items():
+            signal.signal(number, handler)
+
+
+def exit_on_next(number: int) -> None:
+    """Exit silently at the next signal `number`: a second Ctrl-C would print a traceback of the interpreter's exit."""
+    if threading.current_thread() is threading.main_thread():
+        sys.stdout.flush()
+        signal.signal(number, lambda *_: os._exit(128 + number))

@@ -12,7 +12,7 @@ import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 from lathe.launch.process_group import START_TIMEOUT, init_process_group
 
 
@@ -36,28 +36,18 @@ class ExternalLaunch:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
-    def send(self, cfg: dict[str, Any]) -> None:
-        """Send rank 0's configuration to all other ranks."""
-        self._broadcast(cfg, [cfg])
+    def broadcast(self, own: dict[str, Any], sent: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """Return what rank 0 has `sent`: its configuration, or None if there is nothing to do.
 
-    def dismiss(self, cfg: dict[str, Any]) -> None:
-        """Let all other ranks return from `receive` with None: there is nothing to do."""
-        self._broadcast(cfg, [None])
-
-    def receive(self, own: dict[str, Any]) -> dict[str, Any] | None:
-        """Wait for rank 0's configuration; `own`, this rank's, gives the device and the time limit for that."""
-        box: list[Any] = [None]
-        self._broadcast(own, box)
-        received: dict[str, Any] | None = box[0]
-        return received
-
-    def _broadcast(self, cfg: dict[str, Any], box: list[Any]) -> None:
-        """Send `box` from rank 0, over the process group that Lightning uses later."""
+        This rank's `own` gives the device and the time limit of the process group, which Lightning uses later.
+        """
         import torch
 
-        init_process_group(cfg["trainer"], self.rank, self.world_size, self.local_rank, cfg["launch"]["timeout"])
+        init_process_group(own["trainer"], self.rank, self.world_size, self.local_rank, own["launch"]["timeout"])
+        box = [sent]
         if self.world_size > 1:
             torch.distributed.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return box[0]
 
 
 def detect_external_launch() -> ExternalLaunch | None:
@@ -68,7 +58,15 @@ def detect_external_launch() -> ExternalLaunch | None:
     """
     env = os.environ
     if "TORCHELASTIC_RUN_ID" in env and "RANK" in env:
-        return _torchrun()
+        run_id, world = env["TORCHELASTIC_RUN_ID"], int(env["WORLD_SIZE"])
+        if run_id == "none":  # without --rdzv-id the agent's process identifies the launch, on one machine only
+            require(
+                int(env.get("LOCAL_WORLD_SIZE", "1")) == world,
+                "torchrun on several nodes requires --rdzv-id, a name that is the same on all of them.",
+            )
+            run_id = f"torchrun-{os.getppid()}-{env.get('MASTER_PORT', '')}"
+        restarted = int(env.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        return ExternalLaunch(f"torchrun:{run_id}", int(env["RANK"]), int(env["LOCAL_RANK"]), world, restarted)
     if "HOROVOD_RANK" in env and "HOROVOD_GLOO_RENDEZVOUS_ADDR" in env:  # before SLURM: it may run in an allocation
         return _horovodrun()
     if "SLURM_JOB_ID" in env and "SLURM_PROCID" in env and int(env.get("SLURM_NTASKS", "1")) > 1:
@@ -76,17 +74,6 @@ def detect_external_launch() -> ExternalLaunch | None:
         batch_script = env["SLURM_PROCID"] == "0" and "SLURM_STEP_ID" not in env
         return None if shell or batch_script else _srun()
     return None
-
-
-def _torchrun() -> ExternalLaunch:
-    env = os.environ
-    run_id, world = env["TORCHELASTIC_RUN_ID"], int(env["WORLD_SIZE"])
-    if run_id == "none":  # without --rdzv-id the agent's process identifies the launch, on one machine only
-        if int(env.get("LOCAL_WORLD_SIZE", "1")) != world:
-            raise UserError("torchrun on several nodes requires --rdzv-id, a name that is the same on all of them.")
-        run_id = f"torchrun-{os.getppid()}-{env.get('MASTER_PORT', '')}"
-    restarted = int(env.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    return ExternalLaunch(f"torchrun:{run_id}", int(env["RANK"]), int(env["LOCAL_RANK"]), world, restarted)
 
 
 def _srun() -> ExternalLaunch:
@@ -111,18 +98,31 @@ def _horovodrun() -> ExternalLaunch:
     horovodrun itself may run on a machine without ranks.
     """
     env = os.environ
-    if env.get("HOROVOD_ELASTIC"):
-        raise UserError("horovodrun --min-np is not supported. Leave it out, or use launch.nodes=min:max instead.")
+    require(
+        not env.get("HOROVOD_ELASTIC"),
+        "horovodrun --min-np is not supported. Leave it out, or use launch.nodes=min:max instead.",
+    )
     rank, local, world = (int(env[f"HOROVOD_{name}"]) for name in ("RANK", "LOCAL_RANK", "SIZE"))
     store = f"{env['HOROVOD_GLOO_RENDEZVOUS_ADDR']}:{env['HOROVOD_GLOO_RENDEZVOUS_PORT']}"
+    meeting = None
     if rank == 0:
         host = "localhost" if env["HOROVOD_LOCAL_SIZE"] == env["HOROVOD_SIZE"] else env["HOROVOD_HOSTNAME"]
         with socket.socket() as free:
             free.bind(("", 0))
-            meeting = _horovod_store(store, f"{host}:{free.getsockname()[1]}")
-    else:
-        meeting = _horovod_store(store)
-    host, _, port = meeting.rpartition(":")
+            meeting = f"{host}:{free.getsockname()[1]}".encode()
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy inside the cluster
+    request = urllib.request.Request(f"http://{store}/lathe/meeting", meeting, method="PUT" if meeting else "GET")
+    deadline = time.monotonic() + START_TIMEOUT
+    while True:
+        try:
+            with opener.open(request, timeout=START_TIMEOUT) as answer:
+                host, _, port = (meeting or answer.read()).decode().rpartition(":")
+            break
+        except OSError as error:
+            not_yet = isinstance(error, urllib.error.HTTPError) and error.code == 404
+            if not not_yet or time.monotonic() > deadline:
+                raise UserError(f"horovodrun does not answer at {store}. Start all ranks again.") from error
+            time.sleep(0.05)
     # torchrun's names: Lightning reads them before SLURM's, which say that every rank is rank 0.
     env.update(
         MASTER_ADDR=host,
@@ -135,20 +135,3 @@ def _horovodrun() -> ExternalLaunch:
         TORCHELASTIC_RUN_ID=f"horovodrun-{store}",
     )
     return ExternalLaunch(f"horovodrun:{store}", rank, local, world, False)
-
-
-def _horovod_store(address: str, meeting: str | None = None) -> str:
-    """Write the ranks' meeting place into horovodrun's key-value store, or wait until rank 0 has."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy inside the cluster
-    data = None if meeting is None else meeting.encode()
-    request = urllib.request.Request(f"http://{address}/lathe/meeting", data, method="GET" if data is None else "PUT")
-    deadline = time.monotonic() + START_TIMEOUT
-    while True:
-        try:
-            with opener.open(request, timeout=START_TIMEOUT) as answer:
-                return meeting or str(answer.read().decode())
-        except (urllib.error.URLError, OSError) as error:
-            not_yet = isinstance(error, urllib.error.HTTPError) and error.code == 404
-            if not not_yet or time.monotonic() > deadline:
-                raise UserError(f"horovodrun does not answer at {address}. Start all ranks again.") from error
-            time.sleep(0.05)

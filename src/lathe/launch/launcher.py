@@ -5,8 +5,7 @@ again. torch is imported only when the configuration has passed all checks.
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,18 +20,17 @@ from lathe.config.validate import check
 from lathe.errors import Stopped, UserError, refuse
 from lathe.launch.command_checks import (
     check_command,
+    check_sweep_words,
     launch_checks,
     make_paths_absolute,
     saved_overrides,
+    take_sweep_job,
     typed_overrides,
 )
-from lathe.launch.devices import count_processes, read_nodes, run_lookup_lock
+from lathe.launch.devices import choose_threads, count_processes, read_nodes
 from lathe.launch.elastic import call_job, run_job
 from lathe.launch.error_reporting import report_error
-from lathe.launch.external_launch import ExternalLaunch, detect_external_launch
-from lathe.launch.resume import find_run, needs_receipt, resume_overrides, stopping_key
-from lathe.launch.sweep import check_sweep_words, job_of
-from lathe.launch.threads import choose_threads
+from lathe.launch.external_launch import detect_external_launch
 from lathe.runs import rundir
 
 
@@ -55,41 +53,49 @@ def is_sweep_failure(error: Exception) -> bool:
 
 
 def launch_run(cfg: DictConfig, job: str) -> tuple[Any, str]:
-    """Run `job` as `launch` does; returns rank 0's objective and the run directory.
-
-    Raises:
-        UserError: the configuration is invalid, before data or devices are used.
-    """
+    """Run `job` as `launch` does; returns rank 0's objective and the run directory."""
     check_sweep_words(typed_overrides())
     typed, external = resolve(cfg), detect_external_launch()
     checks = launch_checks(external)
     # A run that is resumed or joined brings its own configuration, which is checked instead.
     has_own_config = typed.get("resume") is not None or (external is not None and external.rank != 0)
     check_command(cfg, typed, None if has_own_config else checks)
-    sweep_job = job_of(cfg)
+    sweep_job = take_sweep_job(cfg)
     make_paths_absolute(cfg)
     typed = resolve(cfg)
     trust.allow(typed)
     nodes = read_nodes(typed["launch"], external)
     external = None if nodes.several else external  # srun's task on each node is that node's agent
-    if sweep_job is not None and typed["resume"] is None:
-        nodes = replace(nodes, launch_id=sweep_job.launch_id)
+    if sweep_job is not None and typed["resume"] is None:  # a restart of the job finds its run by this name
+        nodes = replace(nodes, launch_id=f"{sweep_job[0].name}-{sweep_job[1]:05}")
+
     if external is not None and external.rank != 0:
         with external:
-            received = external.receive(typed)
+            received = external.broadcast(typed)
             return (None, "") if received is None else (call_job(job, received), received["paths"]["run_dir"])
-    log_dir = Path(typed["paths"]["log_dir"])
-    shares_run = nodes.launch_id is not None or typed["resume"] == "auto"  # with other nodes or commands
+
+    log_dir, found, resolved = Path(typed["paths"]["log_dir"]), None, typed
+    lookup: AbstractContextManager[Any] = nullcontext()
+    if nodes.launch_id is not None or typed["resume"] == "auto":
+        from filelock import FileLock
+
+        log_dir.mkdir(parents=True, exist_ok=True)
+        lookup = FileLock(log_dir / ".arriving")  # other nodes or commands may look up the same run at the same time
     with ExitStack() as locks:
-        with run_lookup_lock(log_dir) if shares_run else nullcontext():
-            found, resolved = find_run(typed, external, nodes)
+        with lookup:
+            if typed["resume"] is not None or nodes.launch_id is not None or external is not None:
+                from lathe.launch import resume  # few runs continue another
+
+                found, resolved = resume.find_run(typed, external, nodes)
             if found is not None:
                 refuse(check(resolved, "train", checks, saved="run"))
             elif has_own_config:
                 check_command(cfg, resolve(cfg), checks)
             processes = count_processes(resolved, external, nodes)
-            complete = found is not None and _is_complete(found, resolved)
-            _set_threads(resolved, processes, found, silent=complete)
+            # a resumed run computes with the number of threads that it was started with
+            recorded = None if found is None else found.known_config["launch"].get("threads")
+            threads, reason = choose_threads(resolved["launch"]["threads"], processes, recorded)
+            resolved["launch"]["threads"] = threads
             if found is None:
                 resolved = {**with_absolute_paths(resolved), "resume": None}
                 launch_id = external.launch_id if external else nodes.launch_id
@@ -97,60 +103,44 @@ def launch_run(cfg: DictConfig, job: str) -> tuple[Any, str]:
             else:
                 run = found
             if sweep_job is not None:
-                sweep_job.found(run.path)
-            if complete and not needs_receipt(run, resolved):
-                print(f"{run.path} is complete; raise {stopping_key(run)} to train it further.")
-            else:
+                from lathe.runs.optuna_study import write_result  # of a sweep alone
+
+                write_result(*sweep_job, "run_dir", str(run.path))
+            complete = run.complete and not differences(run.config, resolved, rundir.NOT_THE_EXPERIMENT)
+            lacks_receipt = complete and resume.needs_receipt(run, resolved)
+            if not complete or lacks_receipt:
                 locks.enter_context(run.locked(shared=nodes.several))
-        if complete:
-            return _finish_complete(run, resolved, external)
+
+        if complete:  # nothing is left to train
+            if external is not None:
+                with external:
+                    external.broadcast(resolved)
+            if lacks_receipt:
+                print(f"{run.path} is complete but for its receipt, which is measured now.")
+                call_job("lathe.training.compression_finalize:complete_receipt", resolved)
+            else:
+                print(f"{run.path} is complete; raise {resume.stopping_key(run)} to train it further.")
+            return run.result.get("objective"), str(run.path)
+
+        if reason:
+            print(f"CPU threads per process: {threads} ({reason})", flush=True)
+        reopened: AbstractContextManager[Any] = nullcontext()
         if found is not None:
             run.warn_of_changes()
-        reopened: AbstractContextManager[Any] = nullcontext()
-        if found is not None and (run.complete or not nodes.several):
-            words = resume_overrides(resolved) if typed["resume"] not in (None, "auto") else []
-            reopened = run.reopened(resolved, words)
+            if run.complete or not nodes.several:
+                words = resume.resume_overrides(resolved) if typed["resume"] not in (None, "auto") else []
+                reopened = run.reopened(resolved, words)
         if sweep_job is not None:  # for what a run reports to its search; not saved with the run
-            resolved = {**resolved, "sweep": {"folder": str(sweep_job.folder), "job": sweep_job.number}}
-        with _removing_unbegun(run, is_new=found is None), external or nullcontext(), reopened:
-            if external is not None:
-                external.send(resolved)
-            result = run_job(job, resolved, 1 if external else processes, resolved["launch"], nodes)
+            resolved = {**resolved, "sweep": {"folder": str(sweep_job[0]), "job": sweep_job[1]}}
+        try:
+            with external or nullcontext(), reopened:
+                if external is not None:
+                    external.broadcast(resolved, resolved)
+                result = run_job(job, resolved, 1 if external else processes, resolved["launch"], nodes)
+        except BaseException as error:  # also Ctrl-C
+            if isinstance(error, FileNotFoundError) and not run.path.is_dir():
+                raise UserError(f"{run.path} was moved or removed during training. Resume it where it is.") from error
+            if found is None and not run.begun:
+                run.remove()
+            raise
     return (result or {}).get("objective"), str(run.path)
-
-
-def _is_complete(run: rundir.RunDir, cfg: dict[str, Any]) -> bool:
-    """True if there is nothing left to train."""
-    return run.complete and not differences(run.config, cfg, rundir.NOT_THE_EXPERIMENT)
-
-
-def _set_threads(cfg: dict[str, Any], processes: int, run: rundir.RunDir | None, silent: bool) -> None:
-    """Choose launch.threads: for a resumed run the number that it was started with."""
-    recorded = None if run is None else run.known_config["launch"].get("threads")
-    cfg["launch"]["threads"], reason = choose_threads(cfg["launch"]["threads"], processes, recorded)
-    if reason and not silent:
-        print(f"CPU threads per process: {cfg['launch']['threads']} ({reason})", flush=True)
-
-
-def _finish_complete(run: rundir.RunDir, cfg: dict[str, Any], external: ExternalLaunch | None) -> tuple[Any, str]:
-    """Measure the receipt of a complete run, if it lacks one; return the run's objective and path."""
-    if external is not None:
-        with external:
-            external.dismiss(cfg)
-    if needs_receipt(run, cfg):
-        print(f"{run.path} is complete but for its receipt, which is measured now.")
-        call_job("lathe.training.compression_finalize:complete_receipt", cfg)
-    return run.result.get("objective"), str(run.path)
-
-
-@contextmanager
-def _removing_unbegun(run: rundir.RunDir, is_new: bool) -> Iterator[None]:
-    """Leave no directory of a new run that fails before it has begun."""
-    try:
-        yield
-    except BaseException as error:  # also Ctrl-C
-        if isinstance(error, FileNotFoundError) and not run.path.is_dir():
-            raise UserError(f"{run.path} was moved or removed during training. Resume it where it is.") from error
-        if is_new and not run.begun:
-            run.remove()
-        raise

@@ -1,4 +1,7 @@
-"""The run that a command resumes or joins, and the configuration it continues with. Imports no torch."""
+"""The run that a command resumes or joins, and the configuration it continues with. Imports no torch.
+
+Few runs continue another, so the launcher imports this module only then.
+"""
 
 import os
 import re
@@ -13,11 +16,20 @@ from hydra.types import RunMode
 
 from lathe.config.compression_plan import methods
 from lathe.config.override_parsing import as_typed, key_of
-from lathe.config.resolve import changes, data_folder_of, differences, resolve, set_data_folder, with_absolute_paths
+from lathe.config.resolve import (
+    changes,
+    data_folder_of,
+    differences,
+    flatten,
+    resolve,
+    set_data_folder,
+    with_absolute_paths,
+)
 from lathe.errors import UserError, require
 from lathe.launch.command_checks import saved_overrides, typed_overrides
 from lathe.launch.devices import Nodes
 from lathe.launch.external_launch import ExternalLaunch
+from lathe.runs import run_discovery
 from lathe.runs.rerun_command import ENDS
 from lathe.runs.rundir import NOT_THE_EXPERIMENT, RunDir, display_path, open_run
 
@@ -28,33 +40,37 @@ FOLDERS = ("data.folder", "data.source.folder")
 def find_run(
     cfg: dict[str, Any], external: ExternalLaunch | None, nodes: Nodes
 ) -> tuple[RunDir | None, dict[str, Any]]:
-    """The run to resume or to join, if there is one, and the configuration to use.
-
-    Raises:
-        UserError: `cfg` names a run in two ways, or one that can't be resumed like this.
-    """
-    log_dir, resume = Path(cfg["paths"]["log_dir"]), cfg["resume"]
-    if resume is None and nodes.launch_id is None and external is None:
-        return None, cfg
-    from lathe.runs import run_discovery  # few runs continue another
-
-    found = None
+    """The run to resume or to join, if there is one, and the configuration to use."""
+    log_dir, resume, found = Path(cfg["paths"]["log_dir"]), cfg["resume"], None
+    is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     if resume == "auto":
         require(
             nodes.launch_id is None,
             f"resume=auto and launch.id={nodes.launch_id} both look up a run. Leave resume out.",
         )
         found = run_discovery.find_unfinished(log_dir, cfg)
-        found = found or _unless_done(run_discovery.find_complete(log_dir, cfg), cfg)
-        if found is None and HydraConfig.get().mode != RunMode.MULTIRUN:
-            _report_differences(run_discovery.find_unlike(log_dir, cfg))
+        if found is None:  # a complete run is taken for a job of a sweep that is started again, or without its receipt
+            found = run_discovery.find_complete(log_dir, cfg)
+            if found is not None and not is_sweep and not needs_receipt(found, cfg):
+                print(
+                    f"{found.path} is a complete run of this configuration; resume=auto starts another (-m keeps the "
+                    "first)."
+                )
+                found = None
+        if found is None and not is_sweep and (unlike := run_discovery.find_unlike(log_dir, cfg)) is not None:
+            run, keys = unlike
+            named = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more keys" if len(keys) > 3 else "")
+            print(
+                f"resume=auto: no unfinished run has this configuration; {display_path(run.path)} differs in {named}. "
+                "A new run begins."
+            )
     elif resume is not None:
         run = open_run(resume, "resume")
         if run.complete:
             _ = run.result  # fails for a damaged file
         else:
             _report_restart(run)
-        return run, _resumed_config(run, cfg)
+        return run, _relocated(run, _resumed_config(run, resume), cfg)
     elif nodes.launch_id is not None:
         found = run_discovery.find_launch(log_dir, str(cfg["name"]), nodes.launch_id, unfinished=False)
         changed = changes(found.config, cfg, str(found.path), NOT_THE_EXPERIMENT) if found else []
@@ -80,28 +96,15 @@ def _report_restart(run: RunDir) -> None:
         print(f"{run.path} has no checkpoints/last.ckpt to continue from: it starts again at step 0.")
 
 
-def _report_differences(unlike: tuple[RunDir, list[str]] | None) -> None:
-    """Print in which keys the most similar unfinished run differs."""
-    if unlike is not None:
-        run, keys = unlike
-        named = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more keys" if len(keys) > 3 else "")
-        print(
-            f"resume=auto: no unfinished run has this configuration; {display_path(run.path)} differs in {named}. A "
-            "new run begins."
-        )
+def _relocated(run: RunDir, saved: dict[str, Any], cfg: dict[str, Any]) -> dict[str, Any]:
+    """The run's configuration with the directory where it is now, and the `launch` group of this command."""
+    saved["launch"], saved["paths"] = cfg["launch"], {**saved["paths"], "run_dir": str(run.path)}
+    return saved
 
 
 def resume_overrides(cfg: dict[str, Any]) -> list[str]:
     """The overrides of a command with resume=<run> that its run keeps, since they may have changed it."""
     return [word for word in saved_overrides(cfg) if key_of(word).split(".")[0] not in (*NOT_THE_RUNS, "paths")]
-
-
-def _unless_done(found: RunDir | None, cfg: dict[str, Any]) -> RunDir | None:
-    """A complete run, if it is of a job of a sweep that is started again, or its receipt is missing."""
-    if found is None or HydraConfig.get().mode == RunMode.MULTIRUN or needs_receipt(found, cfg):
-        return found
-    print(f"{found.path} is a complete run of this configuration; resume=auto starts another (-m keeps the first).")
-    return None
 
 
 def needs_receipt(run: RunDir, cfg: dict[str, Any]) -> bool:
@@ -121,20 +124,9 @@ def stopping_key(run: RunDir) -> str:
     return "trainer.max_steps" if result.get("steps") == steps else "trainer.max_epochs"
 
 
-def _relocated(run: RunDir, saved: dict[str, Any], cfg: dict[str, Any]) -> dict[str, Any]:
-    """The run's configuration with the directory where it is now, and the `launch` group of this command."""
-    saved["launch"], saved["paths"] = cfg["launch"], {**saved["paths"], "run_dir": str(run.path)}
-    return saved
-
-
-def _resumed_config(run: RunDir, cfg: dict[str, Any]) -> dict[str, Any]:
-    """The run's own configuration; the command may raise its end, change its tags, and say where its data are now.
-
-    Raises:
-        UserError: the command changes anything else, raises an end that did not stop the run, or the run has no
-            checkpoint to continue from.
-    """
-    saved, resume = run.config, cfg["resume"]
+def _resumed_config(run: RunDir, resume: str) -> dict[str, Any]:
+    """The run's own configuration; the command may raise its end, change its tags, and say where its data are now."""
+    saved = run.config
     typed = [item for item in typed_overrides() if key_of(item).split(".")[0] not in NOT_THE_RUNS]
     raised = _take_changes(run, saved, typed, resume) if typed else []
     if run.complete and raised:
@@ -148,16 +140,26 @@ def _resumed_config(run: RunDir, cfg: dict[str, Any]) -> dict[str, Any]:
             f"resume={resume}: its checkpoints/last.ckpt is missing. Start a new run from its best weights with "
             "ckpt_path.",
         )
-    return _relocated(run, saved, cfg)
+    return saved
 
 
 def _take_changes(run: RunDir, saved: dict[str, Any], typed: list[str], resume: str) -> list[str]:
     """Put what the overrides `typed` may change into the `saved` configuration; returns the ends that are raised."""
     data_is_missing = not os.path.exists(data_folder_of(saved) or os.curdir)
     moved = {key_of(word): word for word in typed if key_of(word) in FOLDERS and data_is_missing}
-    own = [moved.get(key_of(word)) or _with_absolute_folder(word, saved) for word in run.overrides]
+    own, flat = [], flatten(saved)
+    for word in run.overrides:
+        key = key_of(word)
+        if key in moved:
+            word = moved[key]
+        elif key in FOLDERS and isinstance(folder := flat.get(key), str):
+            word = f"{word.partition('=')[0]}={as_typed(folder)}"  # it may be relative to another working directory
+        own.append(word)
     try:
-        before, asked = with_absolute_paths(_compose(own)), with_absolute_paths(_compose(own + typed))
+        before, asked = (
+            with_absolute_paths(resolve(compose(config_name=HydraConfig.get().job.config_name, overrides=overrides)))
+            for overrides in (own, own + typed)
+        )
     except MissingConfigException as error:
         choice = "=".join(str(error.missing_cfg_file).rsplit("/", 1))
         message = f"resume={resume}: the run was started with {choice}, which is missing here. Add its --config-dir."
@@ -170,9 +172,9 @@ def _take_changes(run: RunDir, saved: dict[str, Any], typed: list[str], resume: 
     for line in differences(before, asked, NOT_THE_EXPERIMENT):
         group, _, rest = line.split(":", 1)[0].partition(".")
         name = rest.partition(".")[0]
-        key = f"trainer.{name}"
-        if group == "trainer" and name in ENDS and _is_later(name, _lookup(saved, key), _lookup(asked, key)):
-            saved["trainer"][name] = _lookup(asked, key)
+        old, new = (tree["trainer"].get(name) for tree in (saved, asked))
+        if group == "trainer" and name in ENDS and _is_later(name, old, new):
+            saved["trainer"][name] = new
             raised.append(name)
         else:
             refused.append(line)
@@ -186,30 +188,15 @@ def _take_changes(run: RunDir, saved: dict[str, Any], typed: list[str], resume: 
     return raised
 
 
-def _compose(overrides: list[str]) -> dict[str, Any]:
-    return resolve(compose(config_name=HydraConfig.get().job.config_name, overrides=overrides))
-
-
-def _with_absolute_folder(word: str, saved: dict[str, Any]) -> str:
-    """An override of a data folder with the path that the run has saved: it may be relative to another directory."""
-    key, kept = word.partition("=")[0], _lookup(saved, key_of(word))
-    return f"{key}={as_typed(kept)}" if key_of(word) in FOLDERS and isinstance(kept, str) else word
-
-
 def _is_later(name: str, old: Any, new: Any) -> bool:
-    if name == "max_time":
-        return new is None or (old is not None and _seconds(new) >= _seconds(old))
-    return isinstance(new, int) and (new == -1 or (old or 0) <= new)
-
-
-def _seconds(limit: str | dict[str, int]) -> float:
-    """Seconds of `trainer.max_time`: DD:HH:MM:SS, or a dict of units."""
-    if isinstance(limit, str):
-        limit = dict(zip(("days", "hours", "minutes", "seconds"), map(int, limit.split(":")), strict=True))
-    return timedelta(**limit).total_seconds()
-
-
-def _lookup(tree: dict[str, Any], key: str) -> Any:
-    for name in key.split("."):
-        tree = tree.get(name, {}) if isinstance(tree, dict) else {}
-    return tree
+    if name != "max_time":
+        return isinstance(new, int) and (new == -1 or (old or 0) <= new)
+    if old is None or new is None:
+        return new is None
+    old, new = (
+        timedelta(**limit)  # units, or DD:HH:MM:SS
+        if isinstance(limit, dict)
+        else timedelta(**dict(zip(("days", "hours", "minutes", "seconds"), map(int, limit.split(":")), strict=True)))
+        for limit in (old, new)
+    )
+    return bool(new >= old)

@@ -14,14 +14,18 @@ from lathe.config.override_parsing import key_of
 from lathe.config.resolve import resolve, set_data_folder, with_absolute_paths
 from lathe.config.validate import check
 from lathe.errors import refuse, require
-from lathe.launch.command_checks import check_command, launch_checks, make_paths_absolute, typed_overrides
+from lathe.launch.command_checks import (
+    check_command,
+    check_sweep_words,
+    launch_checks,
+    make_paths_absolute,
+    typed_overrides,
+)
 from lathe.launch.devices import count_processes, read_nodes
 from lathe.launch.elastic import call_job, run_job
-from lathe.launch.error_reporting import report_error
+from lathe.launch.error_reporting import raise_on_signal, report_error
 from lathe.launch.external_launch import detect_external_launch
 from lathe.launch.launcher import is_sweep_failure
-from lathe.launch.signals import raise_on_signal
-from lathe.launch.sweep import check_sweep_words
 from lathe.runs import rundir
 
 
@@ -32,13 +36,27 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
     `cfg` itself as `request`.
     """
     try:
-        if "export" in cfg:
-            _set_export(cfg)
+        if "export" in cfg:  # the choice of the group `target`; commands on a run use only its name
+            typed = cfg.get("export")
+            require(typed is None, f"export={typed} is set by target. Use target={typed}.")
+            cfg.export = HydraConfig.get().runtime.choices.get("target")
+            require(bool(cfg.export), "target: expected one choice such as target=onnx, not a list.")
         _split_checkpoint_path(cfg)
         request = resolve(cfg)
         check_command(cfg, request)
         trust.allow(request)
-        resolved = _config_of_run(request)
+        run = rundir.open_run(request["run"], "run")
+        run.warn_of_changes()
+        resolved = run.config
+        resolved["paths"]["run_dir"] = str(run.path)
+        resolved["trainer"] |= {key: value for key, value in request["trainer"].items() if value is not None}
+        resolved["strategy"] = request["strategy"]
+        if request.get("precision") is not None:
+            resolved["precision"] = request["precision"]
+        if request["batch_size"] is not None:
+            resolved["data"]["eval_batch_size"] = request["batch_size"]
+        set_data_folder(resolved, (request.get("data") or {}).get("folder"))
+        resolved["request"] = request
         refuse(check(resolved, saved="parts"))
         _check_one_machine(request)
         with raise_on_signal():
@@ -47,30 +65,6 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
         if is_sweep_failure(error):
             raise
         sys.exit(report_error(error))
-
-
-def _config_of_run(request: dict[str, Any]) -> dict[str, Any]:
-    run = rundir.open_run(request["run"], "run")
-    run.warn_of_changes()
-    cfg = run.config
-    cfg["paths"]["run_dir"] = str(run.path)
-    cfg["trainer"] |= {key: value for key, value in request["trainer"].items() if value is not None}
-    cfg["strategy"] = request["strategy"]
-    if request.get("precision") is not None:
-        cfg["precision"] = request["precision"]
-    if request["batch_size"] is not None:
-        cfg["data"]["eval_batch_size"] = request["batch_size"]
-    set_data_folder(cfg, (request.get("data") or {}).get("folder"))
-    cfg["request"] = request
-    return cfg
-
-
-def _set_export(cfg: DictConfig) -> None:
-    """Set `export` to the choice of the group `target`; commands on a run use only its name."""
-    typed = cfg.get("export")
-    require(typed is None, f"export={typed} is set by target. Use target={typed}.")
-    cfg.export = HydraConfig.get().runtime.choices.get("target")
-    require(bool(cfg.export), "target: expected one choice such as target=onnx, not a list.")
 
 
 def _split_checkpoint_path(cfg: DictConfig) -> None:
@@ -100,7 +94,13 @@ def launch_dry_run(cfg: DictConfig, job: str, one_device: bool = False) -> Any:
         make_paths_absolute(cfg)
         resolved = with_absolute_paths(resolve(cfg))
         trust.allow(resolved)
-        _check_dry_run(resolved, command)
+        require(
+            resolved["resume"] is None,
+            f"resume={resolved['resume']}: {command}.py starts a new run. Leave resume out.",
+        )
+        mode, names = resolved["ckpt_mode"], ",".join(methods(resolved.get("compression") or {}))
+        require(mode == "weights", f"ckpt_mode={mode} restores the optimizer's learning rate. Use ckpt_mode=weights.")
+        require(not names, f"compression={names} needs a whole run. Leave it out.")
         _check_one_machine(resolved)
         if resolved["find"]["output"] is None:
             resolved["find"]["output"] = str(Path(resolved["paths"]["log_dir"]) / command / str(resolved["name"]))
@@ -113,16 +113,6 @@ def launch_dry_run(cfg: DictConfig, job: str, one_device: bool = False) -> Any:
             return run_job(job, resolved, processes, resolved["launch"])
     except Exception as error:
         sys.exit(report_error(error))
-
-
-def _check_dry_run(cfg: dict[str, Any], command: str) -> None:
-    require(cfg["resume"] is None, f"resume={cfg['resume']}: {command}.py starts a new run. Leave resume out.")
-    require(
-        cfg["ckpt_mode"] == "weights",
-        f"ckpt_mode={cfg['ckpt_mode']} restores the optimizer's learning rate. Use ckpt_mode=weights.",
-    )
-    names = ",".join(methods(cfg.get("compression") or {}))
-    require(not names, f"compression={names} needs a whole run. Leave it out.")
 
 
 def _check_one_machine(cfg: dict[str, Any]) -> None:

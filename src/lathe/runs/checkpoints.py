@@ -29,7 +29,7 @@ def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
     if (path / "meta.pt").is_file():
         from lathe.strategies import sharded_files  # takes a second to import, and most checkpoints are files
 
-        return _checked(sharded_files.read(path, key), path, key)
+        return _checked(sharded_files.load(path, key=key), path, key)
     if not path.is_file():
         raise UserError(
             f"{key}={path}: there is no such file; name a run, such as {key}=logs/latest, or one of its checkpoints."

@@ -1,6 +1,8 @@
 from .compilation import channels_last as channels_last
 from .compilation import compile_net as compile_net
+from .compilation import compile_task as compile_task
 from .ddp import DDP as DDP
+from .ddp import SyncBatchNorm as SyncBatchNorm
 from .ddp import auto as auto
 from .deepspeed import DeepSpeed as DeepSpeed
 from .fsdp import FSDP as FSDP
@@ -8,7 +10,5 @@ from .model_split import ModelSplit as ModelSplit
 from .pipeline import Pipeline as Pipeline
 from .pipeline import ThreeD as ThreeD
 from .precision import precision_plugin as precision_plugin
-from .sync_batchnorm import SyncBatchNorm as SyncBatchNorm
 from .tensor import TensorParallel as TensorParallel
 from .whole_step import WholeStep as WholeStep
-from .whole_step import compile_task as compile_task

@@ -1,8 +1,10 @@
-"""torch.compile of the net, in place, and the memory format of its convolutions."""
+"""torch.compile of the net or of a whole step, and the memory format of its convolutions."""
 
 import logging
+import os
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -10,7 +12,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Stra
 from torch import Tensor, nn
 
 from lathe.config.validation import validated
-from lathe.errors import ArgumentError
+from lathe.errors import ArgumentError, require
 from lathe.nets import blocks_of
 
 log = logging.getLogger(__name__)
@@ -54,9 +56,7 @@ def compile_net(
         )
     regions = blocks_of(net) if regional else []
     if regional is True and not regions:
-        raise ArgumentError(
-            f"regional=true compiles a net's repeated blocks, but {type(net).__name__} names no `blocks`: use false."
-        )
+        raise ArgumentError(f"regional=true: {type(net).__name__} names no repeated `blocks` to compile: use false.")
     if regional == "auto":
         # blocks of equal repr and weight shapes can share one compiled function
         kinds = {(repr(block), *(tuple(parameter.shape) for parameter in block.parameters())) for block in regions}
@@ -68,14 +68,31 @@ def compile_net(
         region.compile(**arguments)
 
 
+def compile_task(task: Any, device_type: str, options: Mapping[str, Any], cache: Path | None = None) -> None:
+    """Compile a task's net, and its training step with `scope=step`, in place.
+
+    Inductor caches its output in the folder `cache` for later runs, unless TORCHINDUCTOR_CACHE_DIR names another.
+    """
+    if options.get("enabled") and cache is not None:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache.absolute()))
+    scope = options.get("scope", "net")
+    of_net = {key: value for key, value in options.items() if key != "scope"}
+    if scope == "step" and of_net.get("regional") == "auto":
+        of_net["regional"] = False  # evaluation is one function too
+    require(
+        task.core is not task.driven or not options.get("enabled"),
+        "compile: a whole LightningModule is not compiled, whose steps call self.log. Name a submodule as model.core.",
+    )
+    compile_net(task.core, device_type, **of_net)
+    if scope == "step" and options.get("enabled"):
+        from lathe.strategies.whole_step import WholeStep  # few runs compile the step
+
+        own = {key: options[key] for key in ("mode", "dynamic", "backend", "options") if key in options}
+        vars(task.driven)["whole_step"] = WholeStep(task, **own, device_type=device_type)
+
+
 def compiler_arguments(
-    net: nn.Module,
-    mode: str,
-    dynamic: bool | None,
-    fullgraph: bool,
-    backend: str,
-    options: Mapping[str, Any] | None,
-    device_type: str,
+    net: nn.Module, mode: str, dynamic: bool | None, fullgraph: bool, backend: str, options: Any, device_type: str
 ) -> dict[str, Any]:
     """Return the arguments of torch.compile.
 
@@ -124,7 +141,14 @@ def channels_last(net: nn.Module, strategy: Strategy, wanted: bool | Literal["au
         )
     if wanted and whole and convolves and not unsafe:
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in the stub
-        net.register_forward_pre_hook(_lay)
+        net.register_forward_pre_hook(
+            lambda net, args: tuple(
+                value.contiguous(memory_format=torch.channels_last)
+                if isinstance(value, Tensor) and value.ndim == 4
+                else value
+                for value in args
+            )
+        )
 
 
 def unsafe_convolutions(net: nn.Module) -> list[str]:
@@ -141,10 +165,3 @@ def unsafe_convolutions(net: nn.Module) -> list[str]:
         and module.stride != (1, 1)
         and module.in_channels // module.groups < 16
     ]
-
-
-def _lay(net: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(
-        value.contiguous(memory_format=torch.channels_last) if isinstance(value, Tensor) and value.ndim == 4 else value
-        for value in args
-    )

@@ -4,12 +4,12 @@ A checkpoint has full tensors on the CPU and the optimizer's state in torch's fo
 groups), so that a run can resume under any other strategy.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch.plugins import Precision
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -68,28 +68,6 @@ def entry_like(value: Any, parameter: Tensor | None) -> Any:
     return shard_like(value, parameter) if same else value  # type: ignore[arg-type]
 
 
-def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor], strict: bool = True) -> None:
-    """Load full tensors into a module whose parameters may be sharded, as `module.load_state_dict`."""
-    own = module.state_dict()
-    module.load_state_dict(
-        {name: shard_like(value, own[name]) if name in own else value for name, value in state.items()}, strict=strict
-    )
-
-
-def load_full_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Load a single process's optimizer state; entries of a parameter's shape are sharded like it."""
-    by_id = parameters_by_id(optimizer)
-    entries = {
-        number: {name: _copied(value, entry_like(value, by_id.get(number))) for name, value in entry.items()}
-        for number, entry in state["state"].items()
-    }
-    optimizer.load_state_dict({**state, "state": entries})
-
-
-def _copied(value: Any, entry: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) and entry is value else entry
-
-
 def parameters_by_id(optimizer: Optimizer) -> dict[int, Tensor]:
     """Return an optimizer's parameters by their ids in its `state_dict`."""
     return dict(enumerate(_parameters(optimizer)))
@@ -105,16 +83,12 @@ def _parameters(optimizer: Optimizer) -> list[Any]:
 def install_clipping(plugin: Precision, stages: ProcessGroup | None = None, elsewhere: Iterable[Tensor] = ()) -> None:
     """Make clipping and the 16-mixed scaler of a precision work on sharded gradients; torch's support only one mesh.
 
-    Args:
-        plugin: whose methods are replaced.
-        stages: the ranks that each hold a stage of the net, over which the norm is taken as well.
-        elsewhere: parameters that another stage counts in the norm.
+    It replaces methods of `plugin`. The norm is also taken over `stages`, the ranks that each hold a stage of the net;
+    `elsewhere` are parameters that another stage counts in it.
     """
     own: Any = plugin
-    own.clip_grad_by_norm = lambda optimizer, clip_val: clip_by_norm(
-        _parameters(optimizer), float(clip_val), stages, elsewhere
-    )
-    own.clip_grad_by_value = lambda optimizer, clip_val: clip_by_value(_parameters(optimizer), float(clip_val))
+    own.clip_grad_by_norm = lambda optimizer, limit: clip_by_norm(_parameters(optimizer), limit, stages, elsewhere)
+    own.clip_grad_by_value = lambda optimizer, limit: clip_by_value(_parameters(optimizer), limit)
     scaler = getattr(plugin, "scaler", None)
     if scaler is not None:
         scaler._unscale_grads_ = _unscale
@@ -188,6 +162,30 @@ def _gradients(parameters: Iterable[Tensor]) -> Iterable[tuple[Tensor, Tensor]]:
         settle(parameter)
         if parameter.grad is not None:
             yield parameter, parameter.grad
+
+
+def reduce_together(parameters: Sequence[Tensor], group: ProcessGroup, share: float = 1.0) -> None:
+    """Set gradients to `share` times their sum over `group`. Collective.
+
+    A gradient of None counts as zero, and stays None if no rank has one. Every rank passes the same parameters in the
+    same order.
+    """
+    if not parameters:
+        return
+    missing = [p.grad is None for p in parameters]
+    exists = torch.tensor([0.0 if none else 1.0 for none in missing], device=local(parameters[0]).device)
+    all_reduce(exists, ReduceOp.MAX, group=group)
+    sums = []
+    for p in parameters:
+        total = local(torch.zeros_like(p) if p.grad is None else p.grad).contiguous()
+        sums.append((p, total, all_reduce(total, group=group, async_op=True)))
+    # only a rank without a gradient reads the flags, because that synchronizes the GPU
+    flags = exists.tolist() if any(missing) else [1.0] * len(parameters)
+    for (p, total, work), some in zip(sums, flags, strict=True):
+        work.wait()
+        if some:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            local(p.grad).copy_(total * share)
 
 
 # -- optimizers

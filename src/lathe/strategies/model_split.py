@@ -1,6 +1,7 @@
 """Places a net's blocks on several devices of one process, which work one at a time."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Annotated, Any
 
@@ -51,8 +52,7 @@ class ModelSplit(SingleDeviceStrategy):
         self._hooks: list[Any] = []
 
     def shard(self, task: Any) -> None:
-        """Plan the placement of blocks; `model_to_device` moves them."""
-        self._plan(task.net)
+        self._plan(task.net)  # raises; `model_to_device` moves the blocks
 
     def _plan(self, net: nn.Module) -> list[list[nn.Module]]:
         blocks, name = blocks_of(net), type(net).__name__
@@ -87,7 +87,8 @@ class ModelSplit(SingleDeviceStrategy):
         self.model._apply(lambda tensor: tensor if id(tensor) in away else tensor.to(self.devices[0]))
         for part, device in zip(parts, self.devices, strict=True):
             for block in part:
-                self._hooks.append(block.register_forward_pre_hook(_mover(device), with_kwargs=True))
+                mover = partial(lambda device, _, args, kwargs: (_moved(args, device), _moved(kwargs, device)), device)
+                self._hooks.append(block.register_forward_pre_hook(mover, with_kwargs=True))
         self._hooks.append(
             parts[-1][-1].register_forward_hook(lambda module, args, output: _moved(output, self.devices[0]))
         )
@@ -128,7 +129,3 @@ def balance(sizes: list[int], parts: int, extra: int = 0) -> list[int]:
 
 def _moved(value: Any, device: torch.device) -> Any:
     return tree_map_only(torch.Tensor, lambda t: t.to(device, non_blocking=True), value)
-
-
-def _mover(device: torch.device) -> Any:
-    return lambda module, args, kwargs: (_moved(args, device), _moved(kwargs, device))

@@ -10,28 +10,29 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lathe.errors import UserError, require
+from lathe.errors import require
 from lathe.nets import Blocks, blocks_of
 from lathe.strategies.dtensors import entry_like, full, shard_like
 
 
-def chain_of(net: nn.Module, strategy: str) -> list[nn.Module]:
-    """Return the blocks of a net that can be cut between any two of them.
-
-    Raises:
-        UserError: the net names no blocks, lacks `enter` or `leave`, or its `is_its_parts` returns false.
-    """
+def chain_of(net: nn.Module, strategy: str, stages: int = 1, slices: int = 1) -> list[nn.Module]:
+    """Return the blocks of a net that can be cut into `stages` times `slices` parts; raise UserError for others."""
     blocks, problem = blocks_of(net), None
     missing = [part for part in ("blocks", "enter", "leave") if not hasattr(net, part)]
     if missing or not blocks or len(block_names(net)) < len(blocks):
         problem = f"has no `{(missing or ['blocks'])[0]}`"
     elif not getattr(net, "is_its_parts", lambda: True)():
         problem = "does more than run them one after the other"
-    if problem:
-        raise UserError(
-            f"strategy={strategy} cuts a net between its repeated blocks, and {type(net).__name__} {problem}: use "
-            "strategy=ddp or fsdp."
-        )
+    name = type(net).__name__
+    require(
+        problem is None,
+        f"strategy={strategy} cuts a net between its repeated blocks, and {name} {problem}: use strategy=ddp or fsdp.",
+    )
+    require(
+        stages * slices <= len(blocks),
+        f"strategy.stages={stages} needs at least {stages * slices} blocks, and {name} has {len(blocks)}: choose fewer "
+        "stages or a deeper net.",
+    )
     return blocks
 
 
@@ -42,17 +43,6 @@ def block_names(net: nn.Module) -> list[str]:
         return [f"blocks.{name}" for name in container._modules]
     names = {id(module): name for name, module in net.named_modules()}
     return [names[id(block)] for block in blocks_of(net) if id(block) in names]
-
-
-def enough_blocks(net: nn.Module, stages: int, slices: int, strategy: str) -> list[nn.Module]:
-    """Return the blocks of a net that can be cut into `stages` times `slices` parts."""
-    blocks = chain_of(net, strategy)
-    require(
-        stages * slices <= len(blocks),
-        f"strategy.stages={stages} needs at least {stages * slices} blocks, and {type(net).__name__} has "
-        f"{len(blocks)}: choose fewer stages or a deeper net.",
-    )
-    return blocks
 
 
 class Slice(nn.Module):
@@ -92,14 +82,32 @@ class Partition:
         strategy: str = "pipeline",
         apply_sharding: Callable[[nn.Module], None] = lambda net: None,
     ) -> None:
-        blocks, total = enough_blocks(net, stages, slices, strategy), stages * slices
+        blocks, total = chain_of(net, strategy, stages, slices), stages * slices
         edges = [index * len(blocks) // total for index in range(total + 1)]
         homes = [home % stages for home, (start, end) in enumerate(pairwise(edges)) for _ in range(start, end)]
         self.blocks = block_names(net)
-        self._refuse_shared(net, blocks, homes)
+        # two stages can't use the same tensor, but for those outside the blocks
+        places: dict[int, set[int]] = {}
+        for block, home in zip(blocks, homes, strict=True):
+            for tensor in [*block.parameters(), *block.buffers()]:
+                places.setdefault(id(tensor), set()).add(home)
+        for name, tensor in [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]:
+            if not self._inside(name) and id(tensor) in places:
+                places[id(tensor)].add(-1)
+            require(
+                len(places.get(id(tensor), ())) < 2,
+                f"strategy.stages cuts between two uses of the weight {name}, which a pipeline can't share: use "
+                "strategy=fsdp.",
+            )
         self.net, self.stage, self.stages, self.total = net, stage, stages, total
         self.first, self.last = stage == 0, stage == stages - 1
-        self.skeleton = _skeleton(net)
+        # a copy of the net whose tensors have a shape but no memory
+        memo: dict[int, Any] = {}
+        for tensor in [*net.parameters(), *net.buffers()]:
+            empty = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+        self.skeleton = copy.deepcopy(net, memo)
         self.tensors = list(net.state_dict())
         self.outside = [name for name in self.tensors if not self._inside(name)]
         apply_sharding(net)
@@ -123,41 +131,12 @@ class Partition:
         self.groups: list[list[str]] = []  # names of the optimizer's parameters by group, for the whole net
 
     def _inside(self, name: str) -> bool:
-        """Return whether a module or a tensor is in a block, or is a block."""
         return any(name == block or name.startswith(f"{block}.") for block in self.blocks)
-
-    def _refuse_shared(self, net: nn.Module, blocks: list[nn.Module], homes: list[int]) -> None:
-        """Raise UserError if two stages use the same tensor, but for those outside the blocks."""
-        places: dict[int, set[int]] = {}
-        for block, home in zip(blocks, homes, strict=True):
-            for tensor in [*block.parameters(), *block.buffers()]:
-                places.setdefault(id(tensor), set()).add(home)
-        every = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
-        for name, tensor in every:
-            if not self._inside(name) and id(tensor) in places:
-                places[id(tensor)].add(-1)
-            if len(places.get(id(tensor), ())) > 1:
-                raise UserError(
-                    f"strategy.stages cuts between two uses of the weight {name}, which a pipeline can't share: use "
-                    "strategy=fsdp."
-                )
 
     def shared(self) -> list[nn.Parameter]:
         """Return the parameters that the first and the last stage both have, in the same order on both."""
         outside = set(self.outside)
         return [p for name, p in self.net.named_parameters() if name in outside and p.requires_grad]
-
-    def saved_names(self) -> set[str]:
-        """Return the names of the tensors for which a checkpoint takes this stage's value.
-
-        Tensors of two stages come from the first; buffers (BatchNorm's statistics) come from the last if it has used
-        them.
-        """
-        own = set(self.net.state_dict())
-        if self.first or not self.last:
-            return own
-        used = {name for name, _ in self.net.named_buffers() if name.rpartition(".")[0] in self.used}
-        return {name for name in own if self._inside(name) or name in used}
 
     # -- the optimizer
 
@@ -191,11 +170,7 @@ class Partition:
         return dict(enumerate(number for number, name in enumerate(names) if name in own))
 
     def local_optimizer_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return this stage's part of the whole net's optimizer state, by this stage's ids.
-
-        Raises:
-            ValueError: the state is of other parameter groups.
-        """
+        """Return this stage's part of the whole net's optimizer state, by this stage's ids."""
         sizes, own_sizes = [len(group["params"]) for group in state["param_groups"]], [len(g) for g in self.groups]
         if sizes != own_sizes:
             raise ValueError(f"the checkpoint's optimizer has groups of {sizes} parameters, this one of {own_sizes}")
@@ -228,16 +203,22 @@ class Partition:
     def gather(self, checkpoint: dict[str, Any], stages: dist.ProcessGroup, send: bool = True) -> None:
         """Complete the checkpoint of the first rank of `stages`, one of each stage, with the others' tensors.
 
-        Collective. Ranks without `send` only help to gather tensors that are sharded over them.
+        Collective. Ranks without `send` only help to gather tensors that are sharded over them. The values share no
+        memory with the net.
         """
-        kept, ids = self.saved_names(), self.optimizer_ids()
+        kept, ids = set(self.net.state_dict()), self.optimizer_ids()
+        if self.last and not self.first:  # tensors of two stages come from the first, used buffers from the last
+            used = {name for name, _ in self.net.named_buffers() if name.rpartition(".")[0] in self.used}
+            kept = {name for name in kept if self._inside(name) or name in used}
         mine = {
-            path: {name: plain(value) for name, value in table.items() if name in kept}
+            path: {name: full(value).clone() for name, value in table.items() if name in kept}
             for path, table in tables(checkpoint, set(self.tensors))
         }
         states = [
             {
-                ids[own]: {key: plain(value) if isinstance(value, Tensor) else value for key, value in entry.items()}
+                ids[own]: {
+                    key: full(value).clone() if isinstance(value, Tensor) else value for key, value in entry.items()
+                }
                 for own, entry in state["state"].items()
             }
             for state in checkpoint.get("optimizer_states", [])
@@ -279,22 +260,6 @@ def tables(
     for key, value in state.items():
         if isinstance(key, str) and key != "optimizer_states":
             yield from tables(value, names, (*path, key))
-
-
-def plain(tensor: Tensor) -> Tensor:
-    """Return a full copy on the CPU that shares no memory. Collective if the tensor is sharded."""
-    return full(tensor).clone()
-
-
-def _skeleton(net: nn.Module) -> nn.Module:
-    """Return a copy of the net whose tensors have a shape but no memory."""
-    memo: dict[int, Any] = {}
-    for tensor in [*net.parameters(), *net.buffers()]:
-        stand_in = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
-        memo[id(tensor)] = (
-            nn.Parameter(stand_in, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else stand_in
-        )
-    return copy.deepcopy(net, memo)
 
 
 def _drop_outside(net: nn.Module, blocks: list[str]) -> None:

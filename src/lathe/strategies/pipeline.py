@@ -20,9 +20,9 @@ from torch.optim import Optimizer
 from lathe.config.parallel_dims import Axes, axes
 from lathe.config.types import Count
 from lathe.config.validation import validated
-from lathe.errors import ArgumentError, UserError, require
-from lathe.strategies.dtensors import MixedMeshes, install_clipping, local, settle
-from lathe.strategies.partition import Partition, enough_blocks
+from lathe.errors import ArgumentError, require
+from lathe.strategies.dtensors import MixedMeshes, install_clipping, local, reduce_together, settle
+from lathe.strategies.partition import Partition, chain_of
 from lathe.strategies.tensor import check_limits, parallelize, plan_of
 
 Shape = tuple[torch.Size, torch.dtype]
@@ -66,18 +66,18 @@ class Pipeline(DDPStrategy):
         self._part: Any = None  # Partition, once the net is cut
         self._flow: Any = None
         self._new: dict[nn.Parameter, Tensor | None] = {}
-        self._groups: dict[str, Any] = {}
+        self._groups: dict[str, Any] = {}  # the mesh, and the process groups along its axes
 
     # -- the mesh
 
     @property
     def axes(self) -> Axes:
-        """Return the sizes of the mesh."""
+        """The sizes of the mesh."""
         return axes(self._sizes, self.world_size)
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Return this rank's data replica, stage and tensor rank."""
+        """This rank's data replica, stage and tensor rank."""
         rest, tensor = divmod(self.global_rank, self.axes.tensor)
         return *divmod(rest, self.axes.stages), tensor
 
@@ -92,38 +92,34 @@ class Pipeline(DDPStrategy):
             "least 2 stages, or use strategy=ddp.",
         )
         super().setup_environment()
-        self._groups = self._groups or self._make_groups()
-
-    def _make_groups(self) -> dict[str, Any]:
-        """Return the `mesh`, the groups along its axes, and `ends`: the first and the last stage of a replica."""
+        if self._groups:
+            return
         shape, (data, _, tensor) = self.axes, self.place
         names = ("data", "stages", "tensor")
         mesh = dist.device_mesh.init_device_mesh(
             self.root_device.type, (shape.data, shape.stages, shape.tensor), mesh_dim_names=names
         )
-        groups = {"mesh": mesh, **{name: mesh[name].get_group() for name in names}}
+        self._groups = {"mesh": mesh, **{name: mesh[name].get_group() for name in names}}
         for d in range(shape.data):  # every rank creates all of these groups in the same order, as torch requires
             for t in range(shape.tensor):
                 ends = dist.new_group([int(mesh.mesh[d, 0, t]), int(mesh.mesh[d, -1, t])])
                 if (d, t) == (data, tensor):
-                    groups["ends"] = ends
-        return groups
+                    self._groups["ends"] = ends  # the first and the last stage of this replica
 
     # -- the net
 
     def check(self, net: nn.Module) -> None:
-        enough_blocks(net, self.axes.stages, self._slices, self.name)
+        chain_of(net, self.name, self.axes.stages, self._slices)
 
     def shard(self, task: LightningModule) -> None:
         """Cut the task's net in place, once, before the optimizer of this stage is built."""
         net = task.get_submodule("net")
         if self._part is not None and self._part.net is net:
             return
-        if net._compiled_call_impl is not None:
-            raise UserError(
-                f"compile.enabled=true compiles the whole net, which strategy={self.name} cuts: add "
-                "compile.regional=true."
-            )
+        require(
+            net._compiled_call_impl is None,
+            f"compile.enabled=true compiles the whole net, which strategy={self.name} cuts: add compile.regional=true.",
+        )
         self._count = count_microbatches(net, self._microbatches, self._schedule, self.axes.stages)
         size = getattr(getattr(task.trainer, "datamodule", None), "batch_size", None)
         if task.trainer.state.fn == TrainerFn.FITTING and isinstance(size, int):
@@ -158,23 +154,21 @@ class Pipeline(DDPStrategy):
                 nn.SyncBatchNorm.convert_sync_batchnorm(task.net, self._groups["data"])
         self.precision_plugin.convert_module(self.model)
         self.model_to_device()
-        self._broadcast_shared()
+        # ranks that share a tensor start with equal values; a net may use its own generators
+        state = self._part.net.state_dict()
+        shared = {"data": list(state) if self.axes.data > 1 else []}
+        shared["ends"] = self._part.outside if self._part.first or self._part.last else []
+        for kind, names in shared.items():
+            for name in names:
+                dist.broadcast(
+                    local(state[name]).detach(), dist.get_global_rank(self._groups[kind], 0), self._groups[kind]
+                )
         if fitting:
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
         if fitting:
             elsewhere = () if self._part.first else self._part.shared()
             install_clipping(self.precision_plugin, self._groups["stages"], elsewhere)
-
-    @torch.no_grad()
-    def _broadcast_shared(self) -> None:
-        """Broadcast initial values to ranks that share a tensor. A net may use its own generators."""
-        state = self._part.net.state_dict()
-        shared = {"data": list(state) if self.axes.data > 1 else []}
-        shared["ends"] = self._part.outside if self._part.first or self._part.last else []
-        for kind, names in shared.items():
-            for name in names:
-                dist.broadcast(local(state[name]), dist.get_global_rank(self._groups[kind], 0), self._groups[kind])
 
     # -- steps
 
@@ -348,7 +342,6 @@ class Flow:
         self._judge: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def _rank(self, k: int) -> int:
-        """Return the rank that runs slice `k`."""
         return dist.get_global_rank(self.group, k % self.part.stages)
 
     def shapes(self, x: Tensor) -> list[Shape]:
@@ -382,15 +375,18 @@ class Flow:
         """
         key = (part.shape, part.dtype)
         if key not in self._schedules:
-            self._schedules[key] = self._make(self.shapes(part))
+            self._schedules[key] = self._schedule(self.shapes(part))
         self._judge = judge
         schedule = self._schedules[key]
         # targets are numbers of micro-batches, whose targets may be several tensors
         target = torch.arange(self.microbatches) if self.part.last else None
-        schedule.step(*([x] if self.part.first else []), target=target, **_without_outputs(schedule))
+        # newer torch can skip merging the outputs
+        merges = "return_outputs" in inspect.signature(schedule.step).parameters
+        options = {"return_outputs": False} if merges else {}
+        schedule.step(*([x] if self.part.first else []), target=target, **options)
         self._judge = None
 
-    def _make(self, shapes: list[Shape]) -> Any:
+    def _schedule(self, shapes: list[Shape]) -> Any:
         def empty(k: int, requires_grad: bool) -> Tensor:
             shape, dtype = shapes[k]
             return torch.empty(shape, dtype=dtype, device="meta", requires_grad=requires_grad)
@@ -445,32 +441,3 @@ class Flow:
         outputs = torch.empty(shape, dtype=dtype, device=self.device) if outputs is None else outputs.contiguous()
         dist.broadcast(outputs, src=self._rank(self.part.total - 1), group=self.group)
         return outputs
-
-
-def _without_outputs(schedule: Any) -> dict[str, bool]:
-    """Return the option that skips merging a training step's outputs, if this torch has it."""
-    return {"return_outputs": False} if "return_outputs" in inspect.signature(schedule.step).parameters else {}
-
-
-def reduce_together(parameters: list[nn.Parameter], group: dist.ProcessGroup, share: float = 1.0) -> None:
-    """Set gradients to `share` times their sum over `group`. Collective.
-
-    A gradient of None counts as zero, and stays None if no rank has one. Every rank passes the same parameters in the
-    same order.
-    """
-    if not parameters:
-        return
-    missing = [p.grad is None for p in parameters]
-    exists = torch.tensor([0.0 if none else 1.0 for none in missing], device=local(parameters[0]).device)
-    dist.all_reduce(exists, dist.ReduceOp.MAX, group=group)
-    sums = []
-    for p in parameters:
-        total = local(torch.zeros_like(p) if p.grad is None else p.grad).contiguous()
-        sums.append((p, total, dist.all_reduce(total, group=group, async_op=True)))
-    # only a rank without a gradient reads the flags, because that synchronizes the GPU
-    flags = exists.tolist() if any(missing) else [1.0] * len(parameters)
-    for (p, total, work), some in zip(sums, flags, strict=True):
-        work.wait()
-        if some:
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-            local(p.grad).copy_(total * share)

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lathe.config.types import Count, Positive, PrecisionName
 from lathe.config.validation import validated
-from lathe.errors import UserError
+from lathe.errors import require
 
 
 @validated
@@ -30,18 +30,14 @@ def precision_plugin(
     if name == "auto":
         name, reason = best_format(device_type)
         rank_zero_only(print)(f"precision=auto took {name}: {reason}.", flush=True)
-    if device_type == "mps" and name == "64-true":
-        raise UserError(
-            "precision=64-true: Apple's GPUs have no float64; use trainer.accelerator=cpu or precision=32-true."
-        )
-    if (
-        device_type == "cuda"
-        and name.startswith("bf16")
-        and not torch.cuda.is_bf16_supported(including_emulation=False)
-    ):
-        raise UserError(
-            f"precision={name}: {torch.cuda.get_device_name()} has no bfloat16 arithmetic; use precision=16-mixed or "
-            "32-true."
+    require(
+        device_type != "mps" or name != "64-true",
+        "precision=64-true: Apple's GPUs have no float64; use trainer.accelerator=cpu or precision=32-true.",
+    )
+    if device_type == "cuda" and name.startswith("bf16"):
+        require(
+            torch.cuda.is_bf16_supported(including_emulation=False),
+            f"precision={name}: {torch.cuda.get_device_name()} has no bfloat16 arithmetic; use 16-mixed or 32-true.",
         )
     set_float32(matmul)
     if name == "16-mixed":

@@ -68,7 +68,19 @@ def save(checkpoint: dict[str, Any], path: Path) -> None:
         sweep(path)
     metadata = dcp.save(dict(shards), storage_writer=FileSystemWriter(str(folder)))  # once every rank has written
     if writes:
-        table = {name: {"keys": way, **_plain_record(metadata, name)} for name, way in keys.items()}
+        table = {}  # torch's records as plain data; a chunk is its offsets and sizes, and its place in a file
+        for name, way in keys.items():
+            record: Any = metadata.state_dict_metadata[name]
+            infos = [
+                metadata.storage_data[MetadataIndex(name, chunk.offsets, index)]
+                for index, chunk in enumerate(record.chunks)
+            ]
+            chunks = [
+                [list(chunk.offsets), list(chunk.sizes), info.relative_path, info.offset, info.length]
+                for chunk, info in zip(record.chunks, infos, strict=True)
+            ]
+            facts = {"keys": way, "size": list(record.size), "dtype": record.properties.dtype}
+            table[name] = {**facts, "chunks": chunks}
         with uninterrupted(), whole(folder / META) as temporary, open(temporary, "wb") as file:
             torch.save({"checkpoint": rest, "shards": table}, file)
         with whole(path, replace_folder=True) as link:  # also if `path` is a folder, copied by following the link
@@ -86,55 +98,54 @@ def sweep(path: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def read(path: Path, key: str = "checkpoint") -> dict[str, Any]:
+def load(
+    path: Path,
+    module_state: Mapping[str, Tensor] | None = None,
+    optimizers: Sequence[Optimizer] | None = None,
+    key: str = "checkpoint",
+    prefix: str = "net.",
+) -> dict[str, Any]:
     """Return the checkpoint in the folder `path`, with full tensors; needs no process group.
+
+    With `module_state`, of the checkpoint's names after `prefix`, and `optimizers`, tensors are sharded as there, and
+    each rank reads only its shards. An empty list of optimizers omits their states.
 
     Raises:
         UserError: the folder is incomplete, of another kind, or holds more than plain data.
     """
-    return _load(path, key, lambda keys: None)
-
-
-def load_shards(
-    path: Path,
-    module_state: Mapping[str, Tensor],
-    optimizers: Sequence[Optimizer],
-    prefix: str,
-    key: str = "checkpoint",
-) -> dict[str, Any]:
-    """Read a checkpoint, with tensors sharded as in this process: each rank reads only its shards.
-
-    `module_state` has the checkpoint's names after `prefix`. Without optimizers, their states are omitted.
-    """
-    parameters = [parameters_by_id(optimizer) for optimizer in optimizers]
-
-    def counterpart(keys: list[Any]) -> Tensor | None:
-        of_optimizer = keys[0] == "optimizer_states" and parameters
-        return parameters[keys[1]].get(keys[3]) if of_optimizer else module_state.get(f"{prefix}{keys[-1]}")
-
-    return _load(path, key, counterpart, leave_out=() if optimizers else ("optimizer_states",))
-
-
-def _load(path: Path, key: str, counterpart: Any, leave_out: Sequence[str] = ()) -> dict[str, Any]:
-    """Read the folder; each tensor is sharded as its counterpart, if that is sharded and of the same shape."""
+    own, parameters = module_state or {}, [parameters_by_id(optimizer) for optimizer in optimizers or ()]
+    skips = optimizers is not None and not parameters
     try:
         meta = torch.load(path / META, map_location="cpu", weights_only=True)
         checkpoint: dict[str, Any] = meta["checkpoint"]
-        table = {name: record for name, record in meta["shards"].items() if record["keys"][0] not in leave_out}
+        places: dict[str, list[Any]] = {}
         tensors: dict[str, Tensor] = {}
-        for name, record in table.items():
-            like, size = counterpart(record["keys"]), torch.Size(record["size"])
+        records: dict[str, Any] = {}
+        storage: dict[MetadataIndex, _StorageInfo] = {}
+        for name, record in meta["shards"].items():
+            keys, size, dtype = record["keys"], torch.Size(record["size"]), record["dtype"]
+            of_optimizer = keys[0] == "optimizer_states"
+            if of_optimizer and skips:
+                continue
+            like = parameters[keys[1]].get(keys[3]) if of_optimizer and parameters else own.get(f"{prefix}{keys[-1]}")
             if isinstance(like, DTensor) and like.shape == size:
-                tensors[name] = torch.empty_like(like.detach(), dtype=record["dtype"])
+                tensors[name] = torch.empty_like(like.detach(), dtype=dtype)
             else:
-                tensors[name] = torch.empty(size, dtype=record["dtype"])
-        metadata = _metadata(table)
+                tensors[name] = torch.empty(size, dtype=dtype)
+            places[name], chunks = keys, []
+            for index, (offsets, sizes, file, start, length) in enumerate(record["chunks"]):
+                if Path(file).name != file:
+                    raise pickle.UnpicklingError(f"{file} is not in the folder")
+                chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
+                storage[MetadataIndex(name, offsets, index)] = _StorageInfo(file, start, length)
+            records[name] = TensorStorageMetadata(TensorProperties(dtype), size, chunks)
         if tensors:
+            reader = _Reader(path, Metadata(records, storage_data=storage))
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # expected with no_dist
-                dcp.load(dict(tensors), storage_reader=_Reader(path, metadata), no_dist=True)
+                dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
         for name, tensor in tensors.items():
-            *way, last = table[name]["keys"]
+            *way, last = places[name]
             place: Any = checkpoint
             for step in way:
                 place = place[step]
@@ -148,32 +159,6 @@ def _load(path: Path, key: str, counterpart: Any, leave_out: Sequence[str] = ())
             f"{key}={path} can't be read as a sharded checkpoint: it is cut off or of another kind; take another."
         ) from error
     return checkpoint
-
-
-def _plain_record(metadata: Metadata, name: str) -> dict[str, Any]:
-    """Return torch's record of a tensor as plain data; a chunk is its offsets and sizes, and its place in a file."""
-    record: Any = metadata.state_dict_metadata[name]
-    chunks = []
-    for index, chunk in enumerate(record.chunks):
-        info = metadata.storage_data[MetadataIndex(name, chunk.offsets, index)]
-        chunks.append([list(chunk.offsets), list(chunk.sizes), info.relative_path, info.offset, info.length])
-    return {"size": list(record.size), "dtype": record.properties.dtype, "chunks": chunks}
-
-
-def _metadata(table: Mapping[str, Any]) -> Metadata:
-    """Return torch's records of plain ones."""
-    records: dict[str, Any] = {}
-    storage: dict[MetadataIndex, _StorageInfo] = {}
-    for name, record in table.items():
-        chunks = []
-        for index, (offsets, sizes, file, start, length) in enumerate(record["chunks"]):
-            if Path(file).name != file:
-                raise pickle.UnpicklingError(f"{file} is not in the folder")
-            chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
-            storage[MetadataIndex(name, offsets, index)] = _StorageInfo(file, start, length)
-        properties = TensorProperties(record["dtype"])
-        records[name] = TensorStorageMetadata(properties, torch.Size(record["size"]), chunks)
-    return Metadata(records, storage_data=storage)
 
 
 class _Reader(FileSystemReader):

@@ -28,10 +28,9 @@ from torch.distributed.tensor.parallel import (
 from lathe.config.parallel_dims import axes
 from lathe.config.types import Count
 from lathe.config.validation import validated
-from lathe.errors import UserError, did_you_mean
-from lathe.strategies.dtensors import MixedMeshes, local, settle
-from lathe.strategies.fsdp import shard_net
-from lathe.strategies.sharded import ShardedStrategy
+from lathe.errors import did_you_mean, require
+from lathe.strategies.dtensors import MixedMeshes, reduce_together, settle
+from lathe.strategies.fsdp import ShardedStrategy, shard_net
 
 
 class TensorParallel(MixedMeshes, ShardedStrategy):
@@ -103,11 +102,7 @@ class TensorParallel(MixedMeshes, ShardedStrategy):
             settle(parameter)
         replicas = self.device_mesh["data_parallel"]
         if not self.fsdp and replicas.size() > 1:
-            for parameter in parameters:
-                assert parameter.grad is not None
-                gradient = local(parameter.grad)
-                torch.distributed.all_reduce(gradient, group=replicas.get_group())
-                gradient.div_(replicas.size())
+            reduce_together(parameters, replicas.get_group(), 1.0 / replicas.size())
 
 
 # -- a net's plan
@@ -132,26 +127,19 @@ def styles(in_slices: bool) -> dict[str, ParallelStyle | None]:
 
 
 def plan_of(net: nn.Module) -> dict[str, str]:
-    """Return the word of each module, by name: the net's `tensor_plan` with its patterns expanded.
-
-    Raises:
-        UserError: the net declares no plan, a pattern matches no module, or a word is unknown.
-    """
+    """Return the word of each module, by name: the net's `tensor_plan` with its patterns expanded."""
     name = type(net).__name__
     plan = getattr(net, "tensor_plan", None)
-    if not plan:
-        raise UserError(
-            f"strategy=tensor cuts a net by its `tensor_plan`, and {name} declares none: use strategy=fsdp, or "
-            "declare one."
-        )
+    require(
+        bool(plan),
+        f"strategy=tensor cuts a net by its `tensor_plan`, and {name} declares none: use strategy=fsdp or declare one.",
+    )
     known, words = styles(True), dict[str, str]()
     for pattern, word in plan.items():
-        if word not in known:
-            raise UserError(f"{name}.tensor_plan[{pattern!r}]={word!r}: {did_you_mean(word, list(known))}")
+        require(word in known, f"{name}.tensor_plan[{pattern!r}]={word!r}: {did_you_mean(word, list(known))}")
         expression = re.compile(re.escape(pattern).replace(r"\*", "[^.]+"))
         found = [module_name for module_name, _ in net.named_modules() if expression.fullmatch(module_name)]
-        if not found:
-            raise UserError(f"{name}.tensor_plan[{pattern!r}] fits no module of the net.")
+        require(bool(found), f"{name}.tensor_plan[{pattern!r}] fits no module of the net.")
         words |= dict.fromkeys(found, word)
     return words
 
@@ -159,8 +147,7 @@ def plan_of(net: nn.Module) -> dict[str, str]:
 def check_limits(net: nn.Module, size: int) -> None:
     """Raise UserError if `size` does not divide a number in the net's `tensor_limits`."""
     for key, number in getattr(net, "tensor_limits", {}).items():
-        if number % size:
-            raise UserError(f"model.net.{key}={number} does not divide by strategy.tensor={size}.")
+        require(number % size == 0, f"model.net.{key}={number} does not divide by strategy.tensor={size}.")
 
 
 def parallelize(net: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
@@ -182,18 +169,18 @@ def parallelize(net: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> No
     for (first, name), *others in places.values():  # torch shards each use of a tied weight by itself
         for module, own_name in others:
             shared, other = first.get_parameter(name), module.get_parameter(own_name)
-            if getattr(shared, "placements", None) != getattr(other, "placements", None):
-                raise UserError(
-                    f"{type(net).__name__}.tensor_plan shards two uses of the weight {own_name} in different ways. "
-                    "Give both modules words that go together, such as vocab and logits."
-                )
+            require(
+                getattr(shared, "placements", None) == getattr(other, "placements", None),
+                f"{type(net).__name__}.tensor_plan shards two uses of the weight {own_name} in different ways. Give "
+                "both modules words that go together, such as vocab and logits.",
+            )
             setattr(module, own_name, shared)
 
 
 def check_length(size: int, module: nn.Module, args: Any, output: torch.Tensor) -> None:
     """Raise UserError if the sequence in dimension 1 does not divide by `size`."""
-    if output.shape[1] % size:
-        raise UserError(
-            f"strategy.sequence_parallel=true: a sequence of {output.shape[1]} tokens does not divide by "
-            f"strategy.tensor={size}. Use strategy.sequence_parallel=false, or another length."
-        )
+    require(
+        output.shape[1] % size == 0,
+        f"strategy.sequence_parallel=true: a sequence of {output.shape[1]} tokens does not divide by "
+        f"strategy.tensor={size}. Use strategy.sequence_parallel=false, or another length.",
+    )

@@ -1,12 +1,10 @@
 """An optimizer step as one compiled function, `compile.scope=step`."""
 
 import inspect
-import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from lathe.errors import UserError, require
-from lathe.strategies.compilation import compile_net, compiler_arguments
+from lathe.strategies.compilation import compiler_arguments
 
 # these hooks run within a step, so they can't be called if the step is one function
 WITHIN = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
@@ -32,10 +30,7 @@ class WholeStep:
     optimizers create their state in it. Gradients are written into the parameters' `grad`, which stay the same tensors.
     Learning rates are tensors in the graph, so that a schedule causes no recompilation; other code reads numbers.
 
-    Args:
-        task: its `net` and `objective` make the step.
-        mode, dynamic, backend, options: of torch.compile.
-        device_type: the device to compile for.
+    `task.net` and `task.objective` make the step; `mode`, `dynamic`, `backend` and `options` are torch.compile's.
 
     Raises:
         UserError: this torch can't capture a backward pass; or, at the first graph, the net, the loss or the optimizer
@@ -72,7 +67,25 @@ class WholeStep:
         optimizer = trainer.optimizers[0]
         if optimizer is self._optimizer:
             return
-        check_callbacks(trainer)
+        # hooks within a step would not be called, but for those of callbacks with `on_whole_step`
+        module = trainer.lightning_module
+        steps = ("training_step", "optimizer_step", "backward", "configure_gradient_clipping")
+        owners = [one for one in trainer.callbacks if not callable(getattr(one, "on_whole_step", None))]
+        found = [
+            f"{type(owner).__name__}.{name}"
+            for owner in owners
+            for name in WITHIN
+            if getattr(type(owner), name) is not getattr(Callback, name) and callable(getattr(owner, name))
+        ]
+        found += [
+            f"{type(module).__name__}.{name}"
+            for name in (*WITHIN, *steps)
+            if is_overridden(name, module) and not getattr(getattr(type(module), name), "is_in_whole_step", False)
+        ]
+        require(
+            not found,
+            f"{KEY}: {', '.join(found)} is not called in a compiled step. Leave it out, or use compile.scope=net.",
+        )
         require(
             self.task.objective == self.task.losses,
             f"{KEY} does not call what wraps the loss of {type(self.task).__name__}. Use compile.scope=net.",
@@ -104,11 +117,8 @@ class WholeStep:
         mixed = isinstance(trainer.precision_plugin, MixedPrecision)
         device = trainer.strategy.root_device.type
 
-        def format_of_forward() -> AbstractContextManager[Any]:
-            return torch.autocast(device, dtype=torch.bfloat16, cache_enabled=False) if mixed else nullcontext()
-
         def step(batch: Any) -> tuple[Tensor, Any]:
-            with format_of_forward():
+            with torch.autocast(device, dtype=torch.bfloat16, cache_enabled=False) if mixed else nullcontext():
                 outputs = net._call_impl(batch[0])  # not evaluation's compiled call, which is another graph
                 terms = list(self.task.objective(outputs, batch).values())
                 loss = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
@@ -162,7 +172,17 @@ class WholeStep:
                 f"{KEY}: something changes {name} of {type(self._optimizer).__name__} during training, and only lr may "
                 "change (cycle_momentum=false). Or use compile.scope=net."
             )
-        self._mark_static()
+        # What a step writes to is static, for CUDA graphs: by default, inductor assumes that gradients and the state of
+        # foreign optimizers may be other tensors at the next step. Eager optimizers count steps on the CPU.
+        for parameter in self._parameters:
+            state = self._optimizer.state.get(parameter, {})
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.device != parameter.device:
+                    state[name] = value.to(parameter.device)
+        kept = (value for state in self._optimizer.state.values() for value in state.values())
+        for tensor in (*self._gradients, *self._rates, *kept):
+            if isinstance(tensor, Tensor):
+                torch._dynamo.mark_static_address(tensor)
         try:
             return self._function(batch)
         except torch._dynamo.exc.Unsupported as error:
@@ -178,70 +198,11 @@ class WholeStep:
             )
             raise
 
-    def _mark_static(self) -> None:
-        """Mark the tensors that a step writes to as static, for CUDA graphs; move step counters to the device.
-
-        By default, inductor assumes that gradients, and the state of optimizers that are not torch's, may be other
-        tensors at the next step. Eager optimizers keep counters of steps on the CPU.
-        """
-        for parameter in self._parameters:
-            state = self._optimizer.state.get(parameter, {})
-            for name, value in state.items():
-                if isinstance(value, Tensor) and value.device != parameter.device:
-                    state[name] = value.to(parameter.device)
-        kept = (value for state in self._optimizer.state.values() for value in state.values())
-        for tensor in (*self._gradients, *self._rates, *kept):
-            if isinstance(tensor, Tensor):
-                torch._dynamo.mark_static_address(tensor)
-
 
 def _fixed(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the settings of the optimizer's groups that are constants of the graph."""
+    """The settings of the optimizer's groups that are constants of the graph."""
     plain = (bool, int, float, str, tuple, type(None))
     return [
         {key: value for key, value in group.items() if key != "lr" and isinstance(value, plain)}
         for group in optimizer.param_groups
     ]
-
-
-def compile_task(task: Any, device_type: str, options: Mapping[str, Any], cache: Path | None = None) -> None:
-    """Compile a task's net, and its training step with `scope=step`, in place.
-
-    Inductor caches its output in the folder `cache` for later runs, unless TORCHINDUCTOR_CACHE_DIR names another.
-    """
-    if options.get("enabled") and cache is not None:
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache.absolute()))
-    scope = options.get("scope", "net")
-    of_net = {key: value for key, value in options.items() if key != "scope"}
-    if scope == "step" and of_net.get("regional") == "auto":
-        of_net["regional"] = False  # evaluation is one function too
-    require(
-        task.core is not task.driven or not options.get("enabled"),
-        "compile: a whole LightningModule is not compiled, whose steps call self.log. Name a submodule as model.core.",
-    )
-    compile_net(task.core, device_type, **of_net)
-    if scope == "step" and options.get("enabled"):
-        own = {key: options[key] for key in ("mode", "dynamic", "backend", "options") if key in options}
-        vars(task.driven)["whole_step"] = WholeStep(task, **own, device_type=device_type)
-
-
-def check_callbacks(trainer: Any) -> None:
-    """Raise UserError if a callback or the module has a hook within a step, but for callbacks with `on_whole_step`."""
-    module = trainer.lightning_module
-    steps = ("training_step", "optimizer_step", "backward", "configure_gradient_clipping")
-    owners = [one for one in trainer.callbacks if not callable(getattr(one, "on_whole_step", None))]
-    found = [
-        f"{type(owner).__name__}.{name}"
-        for owner in owners
-        for name in WITHIN
-        if getattr(type(owner), name) is not getattr(Callback, name) and callable(getattr(owner, name))
-    ]
-    found += [
-        f"{type(module).__name__}.{name}"
-        for name in (*WITHIN, *steps)
-        if is_overridden(name, module) and not getattr(getattr(type(module), name), "is_in_whole_step", False)
-    ]
-    require(
-        not found,
-        f"{KEY}: {', '.join(found)} is not called in a compiled step. Leave it out, or use compile.scope=net.",
-    )

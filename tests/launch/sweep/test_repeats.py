@@ -13,7 +13,7 @@ from support.commands import check, command, run, start
 from support.runs import runs
 
 from lathe.errors import UserError
-from lathe.launch.sweep.search_space import check_pruner
+from lathe.launch.sweep.job_sources import check_pruner
 from lathe.runs.rundir import RunDir
 from lathe.verbs.runs.reader import find_runs
 

@@ -10,7 +10,7 @@ from support.commands import check, run
 from support.runs import rows, runs
 
 from lathe.errors import UserError
-from lathe.launch.sweep.search_space import entry_of
+from lathe.launch.sweep.job_sources import entry_of
 from lathe.runs.rundir import RunDir
 
 SPACE = "sweep.space={optimizer.lr: {low: 0.001, high: 1, log: true}, model.net.width: {low: 8, high: 64, step: 8}}"
@@ -142,3 +142,20 @@ def test_a_mistake_costs_one_line(tmp_path: Path, case: str) -> None:
     assert done.stderr.startswith(f"Error: {sentence}")
     assert not runs(tmp_path / "logs")
     assert not sweeps(tmp_path / "logs")
+
+
+@pytest.mark.slow
+def test_a_search_through_submitit(tmp_path: Path) -> None:
+    """Two jobs at a time."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    grid = ("sweep.space={optimizer.lr: [0.1, 0.3]}", "sweep.sampler=grid", "sweep.repeats={seed: [1, 2]}")
+    done = check(run(*SEARCH, *QUICK, *grid, "hydra/launcher=submitit_local", "sweep.jobs=2", cwd=tmp_path))
+    (sweep,) = sweeps(tmp_path / "logs")
+    listed, trials = jobs(sweep), study_of(sweep).trials
+    assert [(job["state"], job["tries"]) for job in listed] == [("complete", 1)] * 4
+    configs = [RunDir(job["run_dir"]).config for job in listed]
+    typed = [(config["optimizer"]["lr"], config["seed"]) for config in configs]
+    assert typed == [(0.1, 1), (0.1, 2), (0.3, 1), (0.3, 2)]
+    reached = [RunDir(job["run_dir"]).result["val/accuracy"] for job in listed]
+    assert [trial.value for trial in trials] == pytest.approx([sum(reached[:2]) / 2, sum(reached[2:]) / 2])
+    assert "Best " in done.stdout

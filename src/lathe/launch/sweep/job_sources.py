@@ -1,32 +1,70 @@
-"""The jobs of a sweep: a list, or trials that Optuna draws one after another."""
+"""The jobs of a sweep as overrides: a list of combinations, or trials that Optuna draws one after another."""
 
 import itertools
 import math
 import random
+import re
+import shlex
+import socket
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
 from lathe.config.metric_names import COSTS, cost_of, lower_is_better, objective_of
+from lathe.config.override_parsing import as_typed, key_of
 from lathe.config.values import shown
 from lathe.errors import UserError, did_you_mean, refuse, require
-from lathe.launch.sweep.progress_table import best_job
-from lathe.launch.sweep.search_space import (
-    all_values,
-    brief,
-    check_pruner,
-    print_replaced,
-    repeats_of,
-    space_of,
-    word,
-)
-from lathe.launch.sweep.sweep_dir import ENDED, Job, SweepDir
-from lathe.runs.optuna_study import open_storage, prune_now, pruner_of, sampler_of, trial_id
-from lathe.runs.rundir import RunDir
+from lathe.launch.sweep.sweep_dir import ENDED, Job, SweepDir, best_job
+from lathe.runs.optuna_study import is_own, open_storage, prune_now, pruner_of, sampler_of, trial_id
+from lathe.runs.rundir import NOT_THE_EXPERIMENT, RunDir
 
 LESS = (*COSTS, "latency", "seconds", "parameters", "steps")  # lower is better
+
+
+def planned(
+    words: Sequence[str], options: Mapping[str, Any], params: Mapping[str, Any], loader: Any
+) -> list[list[str]]:
+    """Return the overrides of every job of a grid, list or ablation, in order."""
+    removed, axes = options["remove"] or [], options["axes"] or {}
+    for word in removed:
+        require(
+            word in words,
+            f"sweep.remove={word}: that was not typed; {did_you_mean(word, words, 'type it beside sweep.remove')}.",
+        )
+    typed = {key_of(word): word for word in words}
+    for key in axes:
+        if key in typed:
+            print(f"sweep.axes.{key} is replaced by {typed[key]}.", flush=True)
+    first = [f"{key}={value}" for key, value in params.items()]
+    first += [f"{key}={','.join(map(as_typed, values))}" for key, values in axes.items()]
+    jobs = []
+    for run in options["runs"] or [""]:
+        more = shlex.split(run) if isinstance(run, str) else list(run)
+        wrong = next((word for word in more if "=" not in word and not word.startswith("~")), None)
+        require(wrong is None, f"sweep.runs={run}: {wrong} is no override, such as model=mlp.")
+        command = [*words, *more]
+        for variant in (command, *([item for item in command if item != word] for word in removed)):
+            values = {}  # of a repeated key, the last counts
+            for item in OverridesParser.create(config_loader=loader).parse_overrides([*first, *variant]):
+                key, several = item.get_key_element(), item.is_sweep_override()
+                require(
+                    not several or item.is_discrete_sweep(),
+                    f"{item.input_line} names no values: give some, such as 0.1,0.01, or search it with sweep=optuna "
+                    "'sweep.space={" + item.key_or_group + ": {low: ..., high: ...}}'.",
+                )
+                points = item.sweep_string_iterator() if several else ()
+                values[key] = [f"{key}={value}" for value in points] if several else [str(item.input_line)]
+                require(bool(values[key]), f"{item.input_line}: no choice has that name: write the choices by commas.")
+            jobs += list(itertools.product(*values.values()))
+    once = list(dict.fromkeys(jobs))
+    if len(once) < len(jobs):
+        print(f"{len(jobs) - len(once)} jobs are listed twice and run once.")
+    return [list(job) for job in once]
 
 
 class Listed:
@@ -75,11 +113,9 @@ class Listed:
             self.folder.write_page(job)
 
     def more(self) -> bool:
-        """Return False: all jobs exist."""
-        return False
+        return False  # all jobs exist
 
     def is_due(self, job: Job) -> bool:
-        """Return whether a waiting job may start."""
         return True
 
     def end(self, job: Job) -> None:
@@ -105,11 +141,7 @@ class Listed:
         self.folder.study.tell(trial, values if state == "complete" else None, state=kind, skip_if_finished=True)
 
     def concluded(self, is_over: bool) -> None:
-        """Print the best job, and mark the sweep as done if all of its jobs are.
-
-        Raises:
-            UserError: jobs failed.
-        """
+        """Print the best job, mark the sweep as done if all of its jobs are, and raise UserError if some failed."""
         jobs = self.folder.jobs()
         if is_over and not any(job.state == "failed" for job in jobs):
             self.folder.finish()
@@ -122,17 +154,18 @@ class Listed:
 class Search(Listed):
     """Trials of the overrides `words` with points of `options["space"]`: one job, or one per repeat.
 
-    `compose` composes the configuration of overrides, `is_group` tells whether a key is a configuration group, and
-    `cfg` is a job's configuration.
+    `compose` composes the configuration of overrides, and `cfg` is a job's configuration.
     """
 
-    def __init__(self, compose: Any, is_group: Any, words: list[str], options: dict[str, Any], cfg: Any) -> None:
+    def __init__(self, compose: Any, words: list[str], options: dict[str, Any], cfg: Any) -> None:
         self.words, self.options, self.storage = words, options, options["storage"]
         if self.storage:  # before anything is written
             open_storage(Path(), self.storage)
         self.space = space_of(options["space"])
-        typed = [key for key, entry in self.space.items() if not entry.when]
-        print_replaced(words, typed, "sweep.space", wins=False)
+        for word_typed in words:
+            key = key_of(word_typed)
+            if key in self.space and not self.space[key].when:
+                print(f"{word_typed} is replaced by sweep.space.{key}.", flush=True)
         self.repeats = repeats_of(options["repeats"], words, self.space)
         self.grid: list[dict[str, Any]] = []
         if options["sampler"] == "grid":
@@ -142,10 +175,16 @@ class Search(Listed):
                 random.Random(options["seed"]).shuffle(self.grid)  # noqa: S311 (no secret)
         self.trials: int = len(self.grid) or options["trials"]
         self.total = self.trials * len(self.repeats)
-        self._check_keys(compose, is_group)
+        # compose a job with each value of a list and each end of a range, so that unknown keys raise
+        for key, entry in self.space.items():
+            for value in entry.choices or [entry.distribution.low, entry.distribution.high]:
+                when = [word(other, wanted, self.space.get(other)) for other, wanted in entry.when.items()]
+                compose([*self.words, *when, word(key, value, entry)])
+        for repeat in self.repeats:
+            compose([*self.words, *repeat])
         self.hopeless = False  # no trial can have a value
         self.names, self.directions = objectives_of(options, cfg)
-        sampler_of(options, 0)
+        sampler_of(options, 0)  # raises for a class that is none
         require(
             len(self.directions) == 1 or options["pruner"] == "none",
             f"sweep.pruner={shown(options['pruner'])} compares runs by one number, and sweep.objectives names "
@@ -153,32 +192,17 @@ class Search(Listed):
         )
         self.compares = check_pruner(options, len(self.repeats))
 
-    def _check_keys(self, compose: Any, is_group: Any) -> None:
-        """Compose a job with each value of a list and each end of a range, so that unknown keys raise."""
-        for key, entry in self.space.items():
-            require(
-                entry.choices is not None or not is_group(key),
-                f"sweep.space.{key}: {key} is a group, which takes a list of its choices.",
-            )
-            for value in entry.choices or [entry.distribution.low, entry.distribution.high]:
-                when = [word(other, wanted, self.space.get(other)) for other, wanted in entry.when.items()]
-                compose([*self.words, *when, word(key, value, entry)])
-        for repeat in self.repeats:
-            compose([*self.words, *repeat])
-
     def prepare(self, folder: SweepDir) -> None:
         """Open or create the study, and end the trials whose jobs had ended before a kill."""
         self.folder = folder
         folder.open(self.directions)
         with folder.adding():
             for trial in folder.trials():
-                unnamed = "jobs" not in trial.user_attrs and (not self.storage or self._is_here(trial))
-                if trial.state.name == "RUNNING" and unnamed:  # killed before it was drawn
+                known = trial.user_attrs
+                own = not self.storage or ("place" in known and is_own(trial, folder.path))
+                if trial.state.name == "RUNNING" and "jobs" not in known and own:  # killed before it was drawn
                     self.tell(trial.number, "failed")
             self.settle_all()
-
-    def _is_here(self, trial: Any) -> bool:
-        return str(trial.user_attrs.get("place", "")).endswith(self.folder.path.name)
 
     def is_due(self, job: Job) -> bool:
         """Return whether a waiting job may start: compared runs (sweep.pruner=wilcoxon) wait for the previous one."""
@@ -195,7 +219,7 @@ class Search(Listed):
             study.sampler, study.pruner = sampler_of(self.options, len(before)), pruner_of(self.options)
             trial = study.ask()
             if self.storage:
-                trial.set_user_attr("place", self.folder.place)
+                trial.set_user_attr("place", f"{socket.gethostname()}:{self.folder.path}")
             index = _begun(self.folder.trials()[: trial.number])
             if index >= self.trials:  # another machine has just begun the last one
                 self.tell(trial.number, "failed")
@@ -203,7 +227,12 @@ class Search(Listed):
             point = self.grid[index] if self.grid else None
             study.sampler = sampler_of(self.options, trial.number, point)  # its number may differ from that above
             prune_now(study, trial.number)
-            drawn = list(self._drawn(trial))
+            chosen: dict[str, Any] = {}
+            for key, entry in self.space.items():
+                if all(chosen.get(other) == wanted for other, wanted in entry.when.items()):
+                    value = trial._suggest(key, entry.distribution)
+                    chosen[key] = value if getattr(entry.distribution, "step", None) is None else _exact(value)
+            drawn = [word(key, value, self.space[key]) for key, value in chosen.items()]
             jobs = [[*drawn, *repeat] for repeat in self.repeats]
             first = trial.number * len(jobs)
             named = [[first + at, [*self.words, *own], brief(own)] for at, own in enumerate(jobs)]
@@ -211,13 +240,6 @@ class Search(Listed):
             for job in self.folder.jobs_of(trial.number):
                 self.folder.write_page(job)
         return True
-
-    def _drawn(self, trial: Any) -> Iterator[str]:
-        chosen: dict[str, Any] = {}
-        for key, entry in self.space.items():
-            if all(chosen.get(other) == wanted for other, wanted in entry.when.items()):
-                chosen[key] = entry.drawn(trial, key)
-                yield word(key, chosen[key], entry)
 
     def end(self, job: Job) -> None:
         """Record a job that has ended, and end its trial once its result is known."""
@@ -233,7 +255,18 @@ class Search(Listed):
 
     def settle(self, jobs: list[Job]) -> None:
         """End a trial in the study once its result is known; jobs that can't change it are not run."""
-        why = self._cut_short(jobs)
+        number, why, study = jobs[0].trial, None, self.folder.study
+        first = {job.state: job for job in reversed(jobs)}  # of each state
+        complete = [job for job in jobs if job.state == "complete"]
+        if "failed" in first:
+            why = f"not run, as job {first['failed'].number} failed, and trial {number} with it."
+        elif "pruned" in first:
+            why = first["pruned"].sentence or ""
+        elif self.compares and complete:
+            for job in complete:
+                study._storage.set_trial_intermediate_value(trial_id(study, number), job.repeat, job.values[0])
+            if len(complete) < len(jobs) and prune_now(study, number):
+                why = f"not run, as trial {number} fell behind in {len(complete)} of its {len(jobs)} runs."
         if why is not None:
             for job in jobs:
                 if job.state == "waiting":
@@ -243,34 +276,10 @@ class Search(Listed):
         if states <= set(ENDED):
             state = next(state for state in ("failed", "pruned", "complete") if state in states)
             means = [statistics.fmean(values) for values in zip(*(job.values for job in jobs), strict=False)]
-            self.tell(jobs[0].trial, state, means)
-
-    def _cut_short(self, jobs: list[Job]) -> str | None:
-        """Return the reason to end a trial before all of its runs, or None."""
-        number = jobs[0].trial
-        ended = {state: next((job for job in jobs if job.state == state), None) for state in ("failed", "pruned")}
-        if ended["failed"] is not None:
-            return f"not run, as job {ended['failed'].number} failed, and trial {number} with it."
-        if ended["pruned"] is not None:
-            return ended["pruned"].sentence or ""
-        complete = [job for job in jobs if job.state == "complete"]
-        if self.compares and complete and self._falls_behind(number, complete) and len(complete) < len(jobs):
-            return f"not run, as trial {number} fell behind in {len(complete)} of its {len(jobs)} runs."
-        return None
-
-    def _falls_behind(self, number: int, complete: Sequence[Job]) -> bool:
-        """Report the values of a trial's repeats, and ask the pruner whether to end it."""
-        study = self.folder.study
-        for job in complete:
-            study._storage.set_trial_intermediate_value(trial_id(study, number), job.repeat, job.values[0])
-        return prune_now(study, number)
+            self.tell(number, state, means)
 
     def concluded(self, is_over: bool) -> None:
-        """Print the best trials, the number of failed ones, and those that other machines have not ended.
-
-        Raises:
-            UserError: all trials failed.
-        """
+        """Print the best trials, the number of failed ones, and those of other machines; raise if all failed."""
         if is_over:
             self.folder.finish()
         trials, jobs, count = self.folder.trials(), self.folder.jobs(), len(self.repeats)
@@ -306,7 +315,7 @@ def failures(jobs: Sequence[Job], way: str) -> list[str]:
 
 
 def _begun(trials: Sequence[Any]) -> int:
-    """Return the number of trials that have jobs, or are being drawn by another process."""
+    """Count the trials that have jobs, or are being drawn by another process."""
     return sum("jobs" in trial.user_attrs or trial.state.name == "RUNNING" for trial in trials)
 
 
@@ -326,11 +335,7 @@ def objectives_of(options: Mapping[str, Any], cfg: Mapping[str, Any]) -> tuple[l
 
 
 def reached(job: Job, names: Sequence[str] | None) -> list[float]:
-    """Return the values of a complete job's run, or its own objective if `names` is None.
-
-    Raises:
-        UserError: the run lacks one of them.
-    """
+    """Return the values of a complete job's run, or its own objective without `names`; raise if one is missing."""
     if not names and job.objective is not None:
         return [float(job.objective)]
     found: dict[str, Any] = {}
@@ -343,3 +348,131 @@ def reached(job: Job, names: Sequence[str] | None) -> list[float]:
     hint = did_you_mean(missing[0], known) if missing else ""
     require(not missing, f"its run has no {' and no '.join(missing)}; {hint}")
     return [float(found[name]) for name in names or ()]
+
+
+# -- the space of a search
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One key of `sweep.space`: its Optuna distribution, and the values of other keys `when` it is drawn.
+
+    `lists` has the lists and mappings among its values by their spelling, which is what Optuna can store.
+    """
+
+    distribution: Any
+    when: Mapping[str, Any]
+    lists: Mapping[str, Any]
+
+    @property
+    def choices(self) -> Any:
+        """The values of a list; None for a range."""
+        return getattr(self.distribution, "choices", None)
+
+
+def word(key: str, value: Any, entry: Entry | None = None) -> str:
+    """Return the override `key=value`; in a study, the value of a list `entry` is its spelling."""
+    if entry is not None and isinstance(value, str):
+        value = entry.lists.get(value, value)
+    bare = isinstance(value, str) and re.fullmatch(r"[\w./+-]+", value, re.ASCII) and shown(value) == value
+    return f"{key}={value if bare else as_typed(value)}"
+
+
+def brief(words: Sequence[str]) -> str:
+    """Return overrides for a table, with four significant digits of numbers that are not whole."""
+    pairs = []
+    for key, _, value in (word.partition("=") for word in words):
+        with suppress(ValueError):
+            value = value if value.lstrip("-").isdigit() else f"{float(value):.4g}"
+        pairs.append(f"{key}={value}")
+    return " ".join(pairs)
+
+
+def space_of(space: Mapping[str, Any]) -> dict[str, Entry]:
+    """Return `sweep.space`, checked. An entry may depend on the value of a key before it."""
+    require(bool(space), "sweep.space is empty: name a key and its values, {optimizer.lr: [0.1, 0.3]}.")
+    found: dict[str, Entry] = {}
+    for key, given in space.items():
+        entry = entry_of(key, given)
+        for other, wanted in entry.when.items():
+            require(
+                other in found and wanted in (found[other].choices or [wanted]),
+                f"sweep.space.{key}.when: no key of sweep.space above it has {other}={shown(wanted)}.",
+            )
+        found[key] = entry
+    return found
+
+
+def entry_of(key: str, given: Any) -> Entry:
+    """Return one key's entry in `sweep.space`; raise UserError if Optuna can't draw from it."""
+    import optuna
+
+    name, part = f"sweep.space.{key}={shown(given)}", key_of(f"{key}=").split(".")[0]
+    require(part not in NOT_THE_EXPERIMENT, f"{name}: {part} is not a part of an experiment.")
+    entry: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"values": given}
+    when = {other: _plain(value) for other, value in (entry.pop("when", None) or {}).items()}
+    listed = entry.get("values")
+    kinds = optuna.distributions
+    try:
+        if listed is not None:
+            require(isinstance(listed, list) and len(entry) == 1, f"{name}: expected a list of values.")
+            values = [_plain(value) for value in listed]
+            require(len(set(map(shown, values))) == len(values), f"{name}: a value is there twice.")
+            lists = {_plain(value): value for value in listed if isinstance(value, (list, Mapping))}
+            return Entry(kinds.CategoricalDistribution(values), when, lists)
+        ends = {option: value for option, value in entry.items() if value is not None}
+        require(math.isfinite(ends["high"] - ends["low"]), f"{name}: a range has two ends, which are finite numbers.")
+        is_whole = all(isinstance(value, int) for value in ends.values())
+        return Entry((kinds.IntDistribution if is_whole else kinds.FloatDistribution)(**ends), when, {})
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{name}: expected a list of values, or {{low: ..., high: ...}} ({error}).") from error
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that Optuna can store: for a list or a mapping, its spelling on the command line."""
+    return value if value is None or isinstance(value, (bool, int, float, str)) else as_typed(value)
+
+
+def all_values(key: str, entry: Entry) -> list[Any]:
+    """Return every value of `key`; raise UserError if there are infinitely many."""
+    require(not entry.when, f"sweep.space.{key}.when: sweep.sampler=grid takes every combination: choose tpe.")
+    if entry.choices is not None:
+        return list(entry.choices)
+    ends = entry.distribution
+    if ends.step is None or ends.log:
+        raise UserError(f"sweep.space.{key}: sweep.sampler=grid takes all values: give a list, or a step.")
+    return [_exact(ends.low + index * ends.step) for index in range(int((ends.high - ends.low) / ends.step + 1e-9) + 1)]
+
+
+def _exact(value: float) -> float:
+    """Remove the rounding error of added steps: 0.3, not 0.30000000000000004."""
+    return value if isinstance(value, int) else float(f"{value:.12g}")
+
+
+def repeats_of(values: Mapping[str, Any] | None, words: Sequence[str], space: Iterable[str]) -> list[list[str]]:
+    """Return the overrides of each run of a trial; one run without overrides if sweep.repeats is None."""
+    if values is None:
+        return [[]]
+    typed = [*space, *map(key_of, words)]
+    both = next((key for key in values if key in typed), None)
+    require(both is None and bool(values), f"sweep.repeats={shown(values)}: name keys that are not set otherwise.")
+    return [[word(*item) for item in zip(values, point, strict=True)] for point in itertools.product(*values.values())]
+
+
+def check_pruner(options: Mapping[str, Any], count: int) -> bool:
+    """Return whether the pruner compares the `count` repeats of a trial; raise UserError if it would do nothing."""
+    import optuna
+
+    pruner, name = options["pruner"], f"sweep.pruner={shown(options['pruner'])}"
+    built = pruner_of(options)
+    if not isinstance(built, optuna.pruners.WilcoxonPruner):
+        alone = options.get("repeats") is None or pruner == "none"
+        require(alone, f"{name} compares single runs, and each trial has {count}: choose wilcoxon or none.")
+        return False
+    least = math.floor(-math.log2(built._p_threshold)) + 1  # repeats that all fall behind have p = 2 ** -least
+    require(
+        count > least,
+        f"{name} can end a trial after {least} runs at the earliest, and sweep.repeats has {count}: give "
+        f"{least + 1} or more, or choose none.",
+    )
+    return True

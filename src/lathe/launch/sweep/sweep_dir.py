@@ -9,7 +9,6 @@ kernel releases however the process ends. So the same command resumes an interru
 import json
 import os
 import secrets
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -59,9 +58,9 @@ class Job:
 
 
 class SweepDir:
-    """The directory of one sweep. Its study is open after `open`."""
+    """The directory of one sweep."""
 
-    study: Any
+    study: Any  # once it is open
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -81,11 +80,6 @@ class SweepDir:
         """Open the study, or create it with a direction, max or min, for each objective."""
         self.study = open_study(self.path, self.facts, directions)
 
-    @property
-    def done(self) -> bool:
-        """True once all jobs are done."""
-        return (self.path / "done").exists()
-
     def finish(self) -> None:
         """Mark the sweep as done: the same command begins a new one."""
         write_atomically(self.path / "done", f"{datetime.now():%Y-%m-%d %H:%M:%S}\n")
@@ -97,38 +91,30 @@ class SweepDir:
         return self.path / "jobs" / f"{number:05}.{suffix}"
 
     def trials(self) -> list[Any]:
-        """Return the trials of the study, those of other machines too."""
         return list(self.study.get_trials(deepcopy=False))
 
     def jobs(self) -> list[Job]:
         """Return the jobs so far, by number."""
         found = {}
         for trial in self.trials():
-            told = trial.user_attrs
-            for repeat, (number, overrides, label) in enumerate(
-                told.get("jobs", ()) if is_own(trial, self.path) else ()
-            ):
-                record = told.get(f"job{repeat}", {})
-                job = Job(number, overrides, label, trial.number, repeat, **record)
-                job.run_dir = told.get(f"run_dir{repeat}") or job.run_dir
-                found[number] = job
+            told = trial.user_attrs if is_own(trial, self.path) else {}
+            for repeat, (number, overrides, label) in enumerate(told.get("jobs", ())):
+                found[number] = Job(number, overrides, label, trial.number, repeat, **told.get(f"job{repeat}", {}))
+                found[number].run_dir = told.get(f"run_dir{repeat}") or found[number].run_dir
         return [found[number] for number in sorted(found)]
 
     def job(self, number: int) -> Job:
-        """Return a job."""
         return next(job for job in self.jobs() if job.number == number)
 
     def jobs_of(self, trial: int) -> list[Job]:
-        """Return the jobs of a trial."""
         return [job for job in self.jobs() if job.trial == trial]
 
     def result(self, job: Job) -> dict[str, Any]:
         """Return what the job's process has recorded: its objective or the sentence that it failed with."""
-        attributes = self.study._storage.get_trial(self._id(job)).user_attrs
-        return attributes.get(f"result{job.repeat}") or {}
+        trial = self.study._storage.get_trial(trial_id(self.study, job.trial))
+        return trial.user_attrs.get(f"result{job.repeat}") or {}
 
     def save(self, job: Job) -> None:
-        """Record a job's state."""
         page = asdict(job)
         self._set(job, f"job{job.repeat}", {key: page[key] for key in RECORD})
         self.write_page(job)
@@ -137,7 +123,7 @@ class SweepDir:
         """Record that a job runs, and forget its previous try."""
         import optuna
 
-        self.study._storage.set_trial_state_values(self._id(job), optuna.trial.TrialState.RUNNING)
+        self.study._storage.set_trial_state_values(trial_id(self.study, job.trial), optuna.trial.TrialState.RUNNING)
         for name in ("run_dir", "result") if job.tries else ():  # its run may have been moved or deleted
             self._set(job, f"{name}{job.repeat}", None)
         job.state, job.tries, job.sentence, job.run_dir = "running", job.tries + 1, None, None
@@ -147,11 +133,8 @@ class SweepDir:
         """Write jobs/<number>.json."""
         write_atomically(self.file(job.number, "json"), json.dumps(asdict(job), indent=1) + "\n")
 
-    def _id(self, job: Job) -> int:
-        return trial_id(self.study, job.trial)
-
     def _set(self, job: Job, name: str, value: Any) -> None:
-        self.study._storage.set_trial_user_attr(self._id(job), name, value)
+        self.study._storage.set_trial_user_attr(trial_id(self.study, job.trial), name, value)
 
     @contextmanager
     def adding(self) -> Iterator[None]:
@@ -167,10 +150,13 @@ class SweepDir:
             return lock
         return None
 
-    @property
-    def place(self) -> str:
-        """The machine and path, for other machines that share the study."""
-        return f"{socket.gethostname()}:{self.path}"
+
+def best_job(jobs: Sequence[Job], directions: Sequence[str]) -> Job | None:
+    """Return the best of several complete jobs with one objective."""
+    done = [job for job in jobs if job.state == "complete" and len(job.reached) == 1]
+    if len(directions) != 1 or len(done) < 2:
+        return None
+    return (max if directions[0] == "max" else min)(done, key=lambda job: job.reached[0])
 
 
 def find_sweep(log_dir: Path, resume: str | None, identity: dict[str, Any]) -> SweepDir | None:
@@ -187,10 +173,15 @@ def find_sweep(log_dir: Path, resume: str | None, identity: dict[str, Any]) -> S
             f"sweep.resume={resume} is the sweep of {' '.join(before) or 'no overrides'}: type these alone.",
         )
         return found
+
+    def same(facts: dict[str, Any]) -> dict[str, Any]:
+        """What must be equal in two commands of one sweep: all but how its jobs are run."""
+        return {**facts, "sweep": {key: value for key, value in facts["sweep"].items() if key not in HOW}}
+
     for path in sorted((log_dir / "sweeps").glob("*/sweep.yaml"), key=os.path.getmtime, reverse=True):
         found = SweepDir(path.parent)
         with suppress(UserError):  # of another version
-            if not found.done and _without_how(found.facts) == _without_how(identity):
+            if not (path.parent / "done").exists() and same(found.facts) == same(identity):
                 return found
     return None
 
@@ -203,14 +194,3 @@ def create_sweep(log_dir: Path, identity: dict[str, Any]) -> SweepDir:
         (making / "jobs").mkdir(parents=True)
         write_atomically(making / "sweep.yaml", as_yaml(identity))
     return SweepDir(path)
-
-
-def identity_of(words: Sequence[str], name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of sweep.yaml, which identifies the sweep of a command."""
-    kept = [word for word in words if word.partition("=")[0] not in {f"sweep.{key}" for key in HOW}]
-    return {"format": FORMAT, "words": kept, "name": name, "where": os.getcwd(), "sweep": options}
-
-
-def _without_how(identity: dict[str, Any]) -> dict[str, Any]:
-    """Return what must be equal in two commands of one sweep: all but how its jobs are run."""
-    return {**identity, "sweep": {key: value for key, value in identity["sweep"].items() if key not in HOW}}

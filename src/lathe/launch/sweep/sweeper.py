@@ -1,13 +1,24 @@
-"""Runs a sweep from its command to its last job, or resumes it."""
+"""Runs a sweep from its command to its last job, or resumes it; each job in a process.
 
+The sweep's process has only imported what a run needs, so jobs can't affect each other, and the imports are paid once.
+"""
+
+import atexit
+import multiprocessing.process
+import multiprocessing.util
+import os
 import signal
+import statistics
 import sys
 import threading
 import time
+import traceback
+import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +27,29 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
 
 from lathe import files
+from lathe.config.cpu_count import CPU_PROCESSES_PER_CORE, allowed_cpus
 from lathe.config.override_parsing import as_typed, key_of
 from lathe.config.resolve import resolve
 from lathe.config.schema import problems, training_commands
 from lathe.config.validate import check
 from lathe.errors import Stopped, UserError, refuse, require
 from lathe.launch.devices import read_nodes
-from lathe.launch.elastic import import_job
+from lathe.launch.elastic import die_with_parent, import_job
+from lathe.launch.error_reporting import explain_error, prepare_stdio, report_error
 from lathe.launch.external_launch import detect_external_launch
-from lathe.launch.sweep.job_sources import Listed, Search
-from lathe.launch.sweep.processes import ENDING, Jobs, Slot, end_job, slots_of
-from lathe.launch.sweep.progress_table import ProgressTable
-from lathe.launch.sweep.search_space import planned
-from lathe.launch.sweep.sweep_dir import ENDED, Job, SweepDir, create_sweep, find_sweep, identity_of
+from lathe.launch.sweep.job_sources import Listed, Search, planned
+from lathe.launch.sweep.sweep_dir import ENDED, FORMAT, HOW, Job, SweepDir, best_job, create_sweep, find_sweep
+from lathe.runs.optuna_study import write_result
 from lathe.runs.rerun_command import run_command
+from lathe.runs.rundir import RunDir
 
 # The queue here replaces Hydra's basic launcher, which runs jobs one after another in one process.
+ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
 FORKS = sys.platform.startswith("linux")  # on other systems, a fork after importing torch is not safe
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 WITHOUT: dict[str, Any] = {  # of a user's sweep file with hydra.sweeper.params alone
@@ -42,6 +58,8 @@ WITHOUT: dict[str, Any] = {  # of a user's sweep file with hydra.sweeper.params 
     "retries": 0,
     "silence": 3600,
 }
+ROWS = 24  # of a table; jobs beyond them are only counted
+WATCH = 1.0  # seconds between looks at what a job has written
 POLL = 0.02  # seconds between polls of the processes
 IDLE = 1.0  # seconds between polls for a job, which another process may have abandoned
 
@@ -54,14 +72,8 @@ class Context:
     task: TaskFunction
     config: DictConfig
 
-    @property
-    def loader(self) -> Any:
-        """Hydra's config loader."""
-        return self.hydra.config_loader
-
     def composed(self, words: Sequence[str]) -> DictConfig:
-        """Compose a job's configuration, with `hydra`."""
-        found: DictConfig = self.loader.load_sweep_config(self.config, list(words))
+        found: DictConfig = self.hydra.config_loader.load_sweep_config(self.config, list(words))
         return found
 
     def words_of(self, folder: SweepDir, job: Job) -> list[str]:
@@ -86,8 +98,21 @@ def run_sweep(context: Context, params: dict[str, Any], arguments: Sequence[str]
         UserError: the sweep can't be run, or jobs failed.
         Stopped: a signal ended it.
     """
-    options = _options(context)
-    _check_alone(context)
+    options = WITHOUT
+    if context.config.get("sweep") is not None:
+        options = WITHOUT | resolve(OmegaConf.masked_copy(context.config, ["sweep"]))["sweep"]
+    refuse(sentence for _, sentence in problems({"sweep": options}, "train", saved=True))
+    require(
+        detect_external_launch() is None,
+        "A sweep (-m) under torchrun or srun would be run once per rank: start it with python, or sweep outside.",
+    )
+    if context.config.hydra.runtime.choices.get("launch") != "slurm":  # which names the job itself
+        launch: Any = OmegaConf.to_container(context.config.launch, resolve=True)
+        launch_id = read_nodes(launch).launch_id
+        require(
+            launch_id is None,
+            f"launch.id={launch_id} names one run, and a sweep (-m) has several: leave launch.id and launch.nodes out.",
+        )
     here = FORKS and context.config.hydra.launcher.get("_target_") == BASIC
     require(
         here or FORKS or options["jobs"] in ("auto", 1),
@@ -96,7 +121,9 @@ def run_sweep(context: Context, params: dict[str, Any], arguments: Sequence[str]
     slots = slots_of(options["jobs"], context.config.trainer) if here else []
     words = [word for word in arguments if key_of(word).split(".")[0] != "sweep"]
     source = _source(context, words, params, options)
-    identity = identity_of(arguments, str(context.config.get("name")), options)
+    kept = [word for word in arguments if word.partition("=")[0] not in {f"sweep.{key}" for key in HOW}]
+    named = {"format": FORMAT, "words": kept, "name": str(context.config.get("name")), "where": os.getcwd()}
+    identity = {**named, "sweep": options}
     log_dir = Path(str(context.config.paths.log_dir)).absolute()
     found = find_sweep(log_dir, options["resume"], identity)
     folder = found or create_sweep(log_dir, identity)
@@ -122,114 +149,179 @@ def run_sweep(context: Context, params: dict[str, Any], arguments: Sequence[str]
     return jobs
 
 
-def _options(context: Context) -> dict[str, Any]:
-    """Return the group sweep; raise UserError for a missing or invalid value."""
-    options = WITHOUT
-    if context.config.get("sweep") is not None:
-        options = WITHOUT | resolve(OmegaConf.masked_copy(context.config, ["sweep"]))["sweep"]
-    refuse(sentence for _, sentence in problems({"sweep": options}, "train", saved=True))
-    return options
-
-
-def _check_alone(context: Context) -> None:
-    """Raise UserError for what a sweep can't be combined with."""
-    require(
-        detect_external_launch() is None,
-        "A sweep (-m) under torchrun or srun would be run once per rank: start it with python, or sweep outside.",
-    )
-    if context.config.hydra.runtime.choices.get("launch") == "slurm":  # which names the job itself
-        return
-    launch: Any = OmegaConf.to_container(context.config.launch, resolve=True)
-    launch_id = read_nodes(launch).launch_id
-    require(
-        launch_id is None,
-        f"launch.id={launch_id} names one run, and a sweep (-m) has several: leave launch.id and launch.nodes out.",
-    )
-
-
-def _source(context: Context, words: list[str], params: dict[str, Any], options: dict[str, Any]) -> "Listed | Search":
-    """Return the source of the jobs."""
-    jobs = planned(words, options, params, context.loader)
-    configs = [context.composed(job) for job in jobs]
-    if options.get("space") is None:
-        refuse(_mistakes_of_all(configs))
-        return Listed(jobs, lambda: _resolved(configs[0]))
-    require(
-        len(jobs) == 1,
-        f"a search draws the values that sweep.space names, and {len(jobs)} combinations of others were typed: move "
-        "them there, or run each trial with all of them by sweep.repeats={seed: [1, 2, 3]}.",
-    )
-    return Search(context.composed, context.loader.get_group_options, jobs[0], options, _resolved(configs[0]))
-
-
-def _resolved(job: DictConfig) -> dict[str, Any]:
-    """Return a job's configuration without `hydra`."""
-    return resolve(OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"]))
-
-
-def _mistakes_of_all(jobs: Sequence[DictConfig]) -> list[str]:
-    """Return the mistakes that all jobs would end with. A mistake in some jobs is reported by those jobs."""
-    shared: list[str] | None = None
+def _source(context: Context, words: list[str], params: dict[str, Any], options: dict[str, Any]) -> Listed:
+    """Return the source of the jobs; raise UserError for the mistakes that all of them would end with."""
+    loader: Any = context.hydra.config_loader
+    jobs = planned(words, options, params, loader)
+    configs = []
     for job in jobs:
-        verb = str(job.hydra.job.config_name)
-        raw = OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"])
+        config = context.composed(job)
+        configs.append(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
+    if options.get("space") is not None:
+        require(
+            len(jobs) == 1,
+            f"a search draws the values that sweep.space names, and {len(jobs)} combinations of others were typed: "
+            "move them there, or run each trial with all of them by sweep.repeats={seed: [1, 2, 3]}.",
+        )
+        return Search(context.composed, jobs[0], options, resolve(configs[0]))
+    verb, shared = str(context.config.hydra.job.config_name), None
+    for raw in configs if verb in training_commands() else ():
         try:
             cfg = resolve(raw)
             # a resumed run has its own configuration
             together = None if cfg.get("resume") is not None else ()
-            found = check(cfg, verb, together, OmegaConf.to_container(raw)) if verb in training_commands() else []
+            found = check(cfg, verb, together, OmegaConf.to_container(raw))
         except UserError as error:
             found = [str(sentence) for sentence in error.args]
         shared = found if shared is None else [sentence for sentence in shared if sentence in found]
-        if not shared:
+        if not shared:  # a mistake in some jobs is reported by those jobs
             break
-    return shared or []
+    refuse(shared or [])
+    return Listed(jobs, lambda: resolve(configs[0]))
+
+
+class ProgressTable:
+    """Shows a sweep's jobs: `slots` at a time, `total` in all, with their objectives `names` and `directions`."""
+
+    def __init__(
+        self, folder: Path, slots: int, total: int, done: int, names: list[str], directions: list[str]
+    ) -> None:
+        self.folder, self.slots, self.total, self.done = folder, slots, total, done
+        self.names, self.directions = names, directions
+        self.console = Console(stderr=False, highlight=False)
+        self.live: Live | None = None
+        self.shown = 0.0
+
+    def __enter__(self) -> "ProgressTable":
+        if self.console.is_terminal:
+            self.live = Live(console=self.console, auto_refresh=False)
+            self.live.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.live is not None:
+            self.live.__exit__(None, None, None)
+            self.live = None
+
+    def say(self, line: str, error: bool = False) -> None:
+        """Print a line above the table."""
+        if self.live is not None:
+            self.live.console.print(line, markup=False)
+        else:
+            print(line, file=sys.stderr if error else sys.stdout, flush=True)
+
+    def ended(self, job: Job, again: bool = False) -> None:
+        """Report a job that ended, or that is tried `again`."""
+        self.done += not again
+        if job.state == "failed":
+            self.say(f"Error: job {job.number} ({job.label}): {job.sentence}", error=True)
+        elif self.live is None:
+            numbers = [f"{name} {value}" for name, value in zip(self.names, _numbers(job), strict=False)]
+            place = f", {job.run_dir}" if job.run_dir else ""
+            how = f"{' '.join([job.state, *numbers])} in {_time(job.seconds)}{place}"
+            how = f"{job.state}, {job.sentence}" if job.sentence else how
+            self.say(f"{self.done} of {self.total}, job {job.number}, {job.label}: {how}")
+
+    def update(self, jobs: Sequence[Job], began: dict[int, float], force: bool = False) -> None:
+        """Update the table, at most four times a second. `began` are the start times of the running jobs."""
+        if self.live is None or (time.monotonic() - self.shown < 0.25 and not force):
+            return
+        self.shown = time.monotonic()
+        running = [job for job in jobs if job.number in began]
+        rest = [job for job in jobs if job.number not in began and job.state != "waiting"]
+        best = best_job(jobs, self.directions)
+        table = Table("job", "values", "state", ", ".join(self.names) or "objective", "time")
+        for job in sorted([*running, *rest[-(ROWS - len(running)) :]], key=lambda job: job.number):
+            seconds = job.seconds + (time.monotonic() - began[job.number] if job.number in began else 0)
+            number = ", ".join(_numbers(job)) + (" *" if job is best else "")
+            table.add_row(str(job.number), job.label, job.state, number, _time(seconds))
+        counted = [f"{sum(job.state == state for job in jobs)} {state}" for state in ENDED]
+        line = f"{len(began)} running, {', '.join(counted)} of {self.total}"
+        times = [job.seconds for job in jobs if job.state == "complete"]
+        left = self.total - sum(job.state in ENDED for job in jobs)
+        if times and left:
+            line += f"; about {_time(statistics.mean(times) * left / self.slots)} left"
+        self.live.update(Group(str(self.folder), table, line), refresh=True)
+
+
+def _numbers(job: Job) -> list[str]:
+    return [f"{value:.4g}" for value in job.reached]
+
+
+def _time(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(int(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min {seconds:02} s"
+
+
+@dataclass
+class Running:
+    """One job's process. `claim` locks the job against other processes."""
+
+    job: Job
+    slot: dict[str, str]
+    pid: int
+    claim: FileLock
+    began: float
+    watch_at: float = 0.0
+    hung: bool = False
 
 
 class _Queue:
     """Runs jobs in slots of this machine until none is left or a signal ends the sweep."""
 
-    def __init__(
-        self,
-        context: Context,
-        folder: SweepDir,
-        source: Listed | Search,
-        slots: Sequence[Slot],
-        options: dict[str, Any],
-    ) -> None:
-        self.folder, self.source, self.retries = folder, source, options["retries"]
+    def __init__(self, context: Context, folder: SweepDir, source: Listed, slots: Any, options: dict[str, Any]) -> None:
+        self.context, self.folder, self.source = context, folder, source
+        self.retries, self.silence = options["retries"], options["silence"]
+        self.free: list[dict[str, str]] = list(slots)
+        self.running: list[Running] = []
         self.jobs = folder.jobs()
         self.tried: Counter[int] = Counter()  # by this command
-        self.processes = Jobs(folder, slots, lambda job: context.run(folder, job), options["silence"])
         done = sum(job.state in ENDED for job in self.jobs)
         self.table = ProgressTable(folder.path, len(slots), source.total, done, source.names, source.directions)
 
     def run(self) -> None:
-        """Run jobs until none is left. The first signal lets them write checkpoints, the second kills them.
-
-        Raises:
-            Stopped: a signal ended the sweep.
-        """
+        """Run jobs until none is left. The first signal lets them write checkpoints, the second kills them."""
         import_job("lathe.training.train")  # imports what every job needs before the first fork
-        with _heard() as received, self.table:
+        received: list[int] = []
+        in_main = threading.current_thread() is threading.main_thread()  # other threads can't receive signals
+        heard = [number for number in ENDING if in_main and signal.getsignal(number) is not signal.SIG_IGN]
+        with ExitStack() as stack:
+            for number in heard:
+                stack.callback(signal.signal, number, signal.signal(number, lambda number, _: received.append(number)))
+            stack.enter_context(self.table)
             passed_on, idle_until = 0, 0.0
             while True:
-                while self.processes.free and not received and time.monotonic() >= idle_until:
+                while self.free and not received and time.monotonic() >= idle_until:
                     if (found := self._next()) is None:
                         idle_until = time.monotonic() + IDLE
-                    else:
-                        self.processes.start(*found)
-                if not self.processes.running:
+                        continue
+                    job, claim = found
+                    slot, work = self.free.pop(0), partial(run_and_record, self.folder, job, self.context.run)
+                    pid = fork(work, self.folder.file(job.number, "log"), slot)
+                    self.running.append(Running(job, slot, pid, claim, time.monotonic()))
+                if not self.running:
                     break
-                for job in self.processes.ended():
-                    idle_until = 0.0
-                    self._end(job)
+                for running in list(self.running):
+                    self._watch(running)
+                    pid, status = os.waitpid(running.pid, os.WNOHANG)
+                    if pid:
+                        idle_until = 0.0
+                        self.running.remove(running)
+                        self.free.append(running.slot)
+                        self._end(running, os.waitstatus_to_exitcode(status), is_stopped=passed_on > 0)
                 if len(received) > passed_on:
                     passed_on = len(received)
-                    self.processes.signal(signal.SIGTERM if passed_on == 1 else signal.SIGKILL)
+                    for running in self.running:
+                        with suppress(ProcessLookupError):
+                            if passed_on == 1:  # a job with workers forwards it
+                                os.kill(running.pid, signal.SIGTERM)
+                            else:
+                                os.killpg(running.pid, signal.SIGKILL)
                     if passed_on == 1:
                         self.table.say("Stopping: the jobs write their checkpoints; once more ends them at once.")
-                self.table.update(self.jobs, self.processes.began)
+                self.table.update(self.jobs, {running.job.number: running.began for running in self.running})
                 time.sleep(POLL)
             self.table.update(self.jobs, {}, force=True)
         if received:
@@ -242,11 +334,10 @@ class _Queue:
         while True:
             self.jobs = self.folder.jobs()
             for job in self.jobs:
-                if (
-                    job.state in ENDED
-                    or not self.source.is_due(job)
-                    or (claim := self.folder.claim(job.number)) is None
-                ):
+                claim = None
+                if job.state not in ENDED and self.source.is_due(job):
+                    claim = self.folder.claim(job.number)
+                if claim is None:
                     continue
                 with self.folder.adding():
                     job = self.folder.job(job.number)  # another process may have finished it
@@ -258,10 +349,42 @@ class _Queue:
             if not self.source.more():
                 return None
 
-    def _end(self, job: Job) -> None:
-        """Record and report a job that has ended, and the jobs that are not run because of it."""
-        again = job.state == "failed" and self.tried[job.number] <= self.retries
-        if again:
+    def _watch(self, running: Running) -> None:
+        """Show where a job's run is, and kill a job that has written nothing for `silence` seconds."""
+        if time.monotonic() < running.watch_at:
+            return
+        running.watch_at = time.monotonic() + WATCH
+        job = self.folder.job(running.job.number)
+        if job.run_dir != running.job.run_dir:
+            running.job.run_dir = job.run_dir
+            self.folder.write_page(job)
+        run = [] if job.run_dir is None else [Path(job.run_dir, name) for name in ("metrics.csv", "checkpoints", "")]
+        files = [path for path in (self.folder.file(job.number, "log"), *run) if path.exists()]
+        written = max((path.stat().st_mtime for path in files), default=0.0)
+        silent = min(time.monotonic() - running.began, time.time() - written)
+        if self.silence is not None and silent > self.silence:
+            running.hung = True
+            with suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+
+    def _end(self, running: Running, code: int, is_stopped: bool) -> None:
+        """Record and report a job whose process has ended, and the jobs that are not run because of it."""
+        job = self.folder.job(running.job.number)
+        job.seconds += time.monotonic() - running.began
+        result = self.folder.result(job)
+        if result:
+            end_job(job, result)
+        elif running.hung:
+            job.state, job.sentence = "failed", f"killed after sweep.silence={self.silence:g} seconds without a line."
+        elif is_stopped:
+            job.state = "waiting"
+        else:
+            code = 128 - code if code - 128 in ENDING else code
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            memory = ", as Linux does where memory is short" if code == -signal.SIGKILL else ""
+            job.state, job.sentence = "failed", f"its process died ({how}{memory})."
+        keep_output(self.folder, job)
+        if job.state == "failed" and self.tried[job.number] <= self.retries:
             self.table.ended(job, again=True)
             job.state = "waiting"
         if job.state == "waiting":
@@ -272,25 +395,11 @@ class _Queue:
             for ended in self.folder.jobs():
                 if ended.state in ENDED and ended.number not in before:
                     self.table.ended(ended)
+        running.claim.release()
         self.jobs = self.folder.jobs()
 
 
-@contextmanager
-def _heard() -> Iterator[list[int]]:
-    """Collect signals instead of handling them; outside the main thread, which can't receive any, none."""
-    received: list[int] = []
-    heard = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-    if threading.current_thread() is not threading.main_thread():
-        heard = []
-    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in heard}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _run_through_launcher(context: Context, folder: SweepDir, source: Listed | Search, at_once: int | str) -> None:
+def _run_through_launcher(context: Context, folder: SweepDir, source: Listed, at_once: int | str) -> None:
     """Run the jobs with a Hydra launcher, such as submitit's: a list at once, a search in parts of `sweep.jobs`."""
     launcher = Plugins.instance().instantiate_launcher(
         hydra_context=context.hydra, task_function=context.task, config=context.config
@@ -313,3 +422,126 @@ def _run_through_launcher(context: Context, folder: SweepDir, source: Listed | S
             except Exception as error:
                 end_job(job, {"sentence": " ".join(str(error).split())[:500] or type(error).__name__})
             source.end(job)
+
+
+# -- the processes of jobs
+
+
+def slots_of(jobs: int | str, trainer: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the environment variables of each concurrent job; raise UserError if there are too few devices."""
+    asked = trainer.get("devices")
+    each = asked if isinstance(asked, int) and asked > 0 else len(asked) if isinstance(asked, list) else 1
+    cards = _gpus() if trainer.get("accelerator") in ("auto", "gpu", "cuda") else []
+    if cards:
+        groups = [cards[first : first + each] for first in range(0, len(cards) - each + 1, each)]
+        wanted = len(groups) if jobs == "auto" else int(jobs)
+        held = f"{len(cards)} GPUs in groups of trainer.devices={each} hold {len(groups)} jobs at a time"
+        require(0 < wanted <= len(groups), f"sweep.jobs={jobs}: {held}: lower sweep.jobs, or trainer.devices.")
+        return [{"CUDA_VISIBLE_DEVICES": ",".join(group)} for group in groups[:wanted]]
+    cores, count = len(allowed_cpus()), 1 if jobs == "auto" else int(jobs)
+    most = cores * CPU_PROCESSES_PER_CORE
+    require(
+        count * each <= most or count == 1,
+        f"sweep.jobs={jobs} of trainer.devices={each} are {count * each} processes, and {cores} cores carry at most "
+        f"{most}: lower either.",
+    )
+    if count == 1 or "OMP_NUM_THREADS" in os.environ:
+        return [{}] * count
+    return [{"OMP_NUM_THREADS": str(max(1, cores // (count * each)))}] * count
+
+
+def _gpus() -> list[str]:
+    """Return CUDA_VISIBLE_DEVICES for each GPU, counted with NVML, after which a process can still fork."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    import torch
+
+    count = torch.cuda.device_count()
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return named[:count] if named else [str(index) for index in range(count)]
+
+
+def keep_output(folder: SweepDir, job: Job) -> None:
+    """Move the job's output into its run directory."""
+    log = folder.file(job.number, "log")
+    if job.run_dir is None or not Path(job.run_dir).is_dir() or not log.exists():
+        return
+    try:
+        with files.open_plain(Path(job.run_dir, "output.log"), "ab") as file:
+            file.write(log.read_bytes())
+    except files.NotPlain as error:
+        print(f"Note: {str(error).rstrip('.')}; what the job printed stays at {log}.", file=sys.stderr)
+        return
+    log.unlink()
+
+
+def end_job(job: Job, result: Mapping[str, Any]) -> None:
+    """Set a job's state by what its process has recorded."""
+    if "sentence" in result:
+        job.state, job.sentence = "failed", result["sentence"]
+        return
+    job.state, job.objective = "complete", result["objective"]
+    with suppress(UserError, OSError):  # the run is incomplete, or was moved away at once
+        if job.run_dir is not None and "pruned" in RunDir(job.run_dir).result:
+            job.state = "pruned"
+
+
+def fork(work: Callable[[], int], log: Path, slot: dict[str, str]) -> int:
+    """Run `work`, which returns an exit code, in a forked process with its output in `log`; return its id."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        os.setpgid(pid, pid)  # both do, as either may come first
+        return pid
+    code = 1
+    try:
+        # detach this process from its parent's group, signals and terminal; it dies with its parent
+        os.setpgid(0, 0)
+        atexit._clear()
+        weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # such as the parent's temporary folders
+        multiprocessing.process._children = set()  # type: ignore[attr-defined]
+        for ending in (weakref.finalize._exitfunc, multiprocessing.util._exit_function):  # type: ignore[attr-defined]
+            atexit.register(ending)
+        die_with_parent()
+        if os.getppid() != parent:  # it died before
+            os._exit(1)
+        for number in (*ENDING, signal.SIGCHLD):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((nothing, 0), (output, 1), (output, 2)):
+            os.dup2(source, target)
+        sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+        prepare_stdio()
+        os.environ.update(slot)
+        if "OMP_NUM_THREADS" in slot:  # which torch has read already
+            import torch
+
+            torch.set_num_threads(int(slot["OMP_NUM_THREADS"]))
+        code = work()
+        threading._shutdown()  # type: ignore[attr-defined]  # these two are what Python runs at exit
+        atexit._run_exitfuncs()
+    except BaseException:  # no caller could handle it
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def run_and_record(folder: SweepDir, job: Job, work: Callable[[SweepDir, Job], Any]) -> int:
+    """Run a job in this process by `work`, record its result in the study, and return the exit code."""
+    try:
+        value = work(folder, job)
+    except SystemExit as error:  # stopped by a signal: no result
+        return error.code if isinstance(error.code, int) else 1
+    except Exception as error:
+        report_error(error)
+        explained = explain_error(error)
+        words = str(explained) if explained else f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        write_result(folder.path, job.number, "result", {"sentence": words})
+        return 1
+    good = isinstance(value, (int, float)) and not isinstance(value, bool)
+    write_result(folder.path, job.number, "result", {"objective": float(value) if good else None})
+    return 0

@@ -1,6 +1,9 @@
-"""The jobs of a sweep, and their devices."""
+"""The jobs of a sweep, their devices, and their values: parsed alike in all keys of sweep and from Python."""
 
 import io
+import json
+import math
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -8,23 +11,22 @@ from typing import Any
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich.console import Console
 from support.runs import ROOT
 
+from lathe.config.override_parsing import as_typed
 from lathe.errors import UserError
-from lathe.launch.sweep import processes
-from lathe.launch.sweep.processes import slots_of
-from lathe.launch.sweep.progress_table import ProgressTable
-from lathe.launch.sweep.search_space import planned
+from lathe.launch.sweep import sweeper
+from lathe.launch.sweep.job_sources import entry_of, planned, repeats_of, word
 from lathe.launch.sweep.sweep_dir import Job
-from lathe.launch.sweep.sweeper import Listed
+from lathe.launch.sweep.sweeper import Listed, ProgressTable, slots_of
 
-NONE: dict[str, Any] = {"axes": None, "runs": None, "remove": None}
+LOADER = ConfigLoaderImpl(create_config_search_path(str(ROOT / "configs")))
 
 
 def plan(*words: str, params: dict[str, Any] | None = None, **options: Any) -> list[list[str]]:
-    loader = ConfigLoaderImpl(create_config_search_path(str(ROOT / "configs")))
-    return planned(list(words), {**NONE, **options}, params or {}, loader)
+    return planned(list(words), {"axes": None, "runs": None, "remove": None, **options}, params or {}, LOADER)
 
 
 def test_every_combination_of_what_is_typed() -> None:
@@ -66,9 +68,9 @@ def test_an_ablation_leaves_out_one_word_at_a_time() -> None:
 
 
 def test_each_job_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_gpus", lambda: ["4", "5", "6", "7", "9"])
+    monkeypatch.setattr(sweeper, "_gpus", lambda: ["4", "5", "6", "7", "9"])
     gpus = {"accelerator": "auto", "devices": 2}
-    assert [slot.variables["CUDA_VISIBLE_DEVICES"] for slot in slots_of("auto", gpus)] == ["4,5", "6,7"]
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in slots_of("auto", gpus)] == ["4,5", "6,7"]
     assert len(slots_of(1, gpus)) == 1
     assert len(slots_of("auto", {"accelerator": "gpu", "devices": "auto"})) == 5
     with pytest.raises(UserError, match=r"^sweep.jobs=3: 5 GPUs in groups of trainer.devices=2 hold 2 jobs at a time"):
@@ -76,13 +78,13 @@ def test_each_job_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(sweeper.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cpu = {"accelerator": "cpu", "devices": 2}
-    assert [(slot.threads, slot.variables) for slot in slots_of(2, cpu)] == [(2, {"OMP_NUM_THREADS": "2"})] * 2
-    assert [(slot.threads, slot.variables) for slot in slots_of("auto", cpu)] == [(None, {})]
+    assert slots_of(2, cpu) == [{"OMP_NUM_THREADS": "2"}] * 2
+    assert slots_of("auto", cpu) == [{}]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # set by the user
-    assert [(slot.threads, slot.variables) for slot in slots_of(4, cpu)] == [(None, {})] * 4
+    assert slots_of(4, cpu) == [{}] * 4
 
 
 def test_the_table_ends_with_how_every_job_has_ended(tmp_path: Path) -> None:
@@ -111,3 +113,37 @@ def test_the_table_ends_with_how_every_job_has_ended(tmp_path: Path) -> None:
         ["3", "seed=3", "complete", "0.25", "*", "1"],
     ]
     assert "0 running, 2 complete, 0 pruned, 1 failed of 4" in last
+
+
+KEY = "name"
+VALUES: list[Any] = [
+    *(0, -3, 0.1, 1e-5, 1e16, -0.0, math.inf, True, False, None),
+    *("resnet20", "a b", "1", "1e-3", "true", "null", "None", "it's", 'a "quote"', "a=b,c", "[x]", "{x: 1}", "stem.*"),
+    *("", " x ", "back\\slash", "ends\\", "é", "$HOME", "#1", "a:b", "*", "/a/b-c_d"),
+    *(["stem.*"], ["bias", "a b"], [1, 2.5, None, True], [[1, 2], [3]], []),
+    *({"a": 1}, {"a": ["b", {"c": None}]}, {}),
+]
+
+
+def read(words: list[str]) -> Any:
+    """Return the value that Hydra gives the key of the only override."""
+    (item,) = OverridesParser.create(config_loader=LOADER).parse_overrides(words)
+    return item.value()
+
+
+def same(a: Any, b: Any) -> bool:
+    return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_a_value_is_the_same_by_every_door(value: Any) -> None:
+    override = f"{KEY}={as_typed(value)}"
+    assert same(read([override]), value)
+    assert same(read(plan(runs=[[override]])[0]), value)
+    assert same(read(plan(runs=[shlex.quote(override)])[0]), value)
+    assert same([read(job) for job in plan(axes={KEY: [value, 7]})], [value, 7])
+    assert same([read(repeat) for repeat in repeats_of({KEY: [value, 7]}, [], [])], [value, 7])
+    if value != math.inf:
+        entry = entry_of(KEY, [value, 7])
+        stored = json.loads(json.dumps(entry.choices))  # a study stores them as JSON
+        assert same([read([word(KEY, drawn, entry)]) for drawn in stored], [value, 7])
