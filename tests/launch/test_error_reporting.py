@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from lathe.config.schema import key_schemas
-from lathe.data.workers import Reader
+from lathe.data.order import Reader
 from lathe.errors import UserError
 from lathe.launch.error_reporting import FULL_ERROR, explain_error, report_error, report_errors
 from lathe.runs.instantiate import instantiate

@@ -23,8 +23,7 @@ from lathe.data.checks import first_few, warn_missing_classes, warn_once
 from lathe.data.splits import Images, Labels, Split, Splits, Statistics
 from lathe.errors import UserError, require
 from lathe.files import whole
-from lathe.images.files import read_image
-from lathe.images.pictures import SUFFIXES, PictureError, scaled
+from lathe.images import SUFFIXES, PictureError, read_image, scaled
 
 BLOCK = 256  # images that are read before they are written
 

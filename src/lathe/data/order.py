@@ -1,4 +1,4 @@
-"""The samples of each batch on each rank, the resume position, and the selection of an epoch's samples."""
+"""The samples of each batch on each rank, the resume position, the selection of an epoch's samples; DataLoaders."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from lathe.data.random import epoch_permutation
 from lathe.data.transfer import SideStream, one_ahead
-from lathe.errors import require
+from lathe.errors import WORKER, UserError, require, worker_message
 
 Batch = tuple[Tensor, Tensor]
 
@@ -215,8 +216,11 @@ class EpochLoader(ABC):
             self._epoch, self._batch = epoch, number
             if self.train or self.fills_up:
                 yield batch
-            elif len((rows := counted(batch))[0]):
-                yield rows
+            else:  # without the padding rows, whose targets are all IGNORE
+                x, y = batch
+                rows = (y != IGNORE).flatten(1).any(1) if y.dim() > 1 else y != IGNORE
+                if rows.any():
+                    yield x[rows], y[rows]
 
     @abstractmethod
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
@@ -255,8 +259,30 @@ class EpochLoader(ABC):
         return rows.where(counts, 0), counts
 
 
-def counted(batch: Batch) -> Batch:
-    """Return a batch without its padding rows, whose targets are all -100."""
-    x, y = batch
-    rows = (y != IGNORE).flatten(1).any(1) if y.dim() > 1 else y != IGNORE
-    return x[rows], y[rows]
+class Reader(DataLoader[Any]):
+    """A DataLoader that ends its workers if one fails, and when it is closed.
+
+    In torch they live until garbage collection, which has closed their queues by then, and so waits 5 seconds for each.
+    A worker's UserError has its own message, without the worker's traceback.
+    """
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        batches: Any = super().__iter__()
+        try:
+            yield from batches
+        except Exception as error:
+            self._iterator = batches
+            self.close()
+            message = worker_message(error) if self.num_workers else None
+            if isinstance(error, UserError) and WORKER in str(error):
+                message = str(error).rpartition("UserError: ")[2].strip()
+            if message is not None:
+                raise UserError(message) from error
+            raise
+
+    def close(self) -> None:
+        """End persistent workers; the next iteration starts new ones."""
+        batches: Any = self._iterator
+        self._iterator = None
+        if batches is not None and self.num_workers:
+            batches._shutdown_workers()
