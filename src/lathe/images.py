@@ -38,7 +38,7 @@ class PictureError(ValueError):
 
 
 class TooLarge(PictureError):
-    """The image has too many pixels."""
+    """An image has too many pixels."""
 
 
 def kind_of(start: bytes) -> str | None:
@@ -50,9 +50,7 @@ def kind_of(start: bytes) -> str | None:
 
 
 def open_picture(file: IO[bytes], kind: str, most: int) -> PillowFile.ImageFile:
-    """Open an image: read its header, not its pixels.
-
-    `kind` is a key of `READERS`, `most` the allowed number of pixels.
+    """Open an image of a kind in `READERS` with at most `most` pixels: read its header, not its pixels.
 
     Raises:
         PictureError: it is of another kind, damaged, or too large.
@@ -198,9 +196,7 @@ class ImageFile:
         """Return the images' names: the file's, with an index if it has several."""
         if self.numbered:
             return map(str, range(self.count))
-        return iter(
-            [self.path.name] if self.count == 1 else [f"{self.path.name}[{index}]" for index in range(self.count)]
-        )
+        return iter((self.path.name,)) if self.count == 1 else (f"{self.path.name}[{i}]" for i in range(self.count))
 
     def read(self) -> Iterator[Array]:
         """Yield the images, uint8 `[channels, height, width]` each.
@@ -246,8 +242,8 @@ def find_images(path: Path, channels: int, left_out: LeftOut | None = None) -> l
     """
     if not path.is_dir():
         require(path.is_file(), f"input={path}: there is no such file or folder.")
-        picture = path.suffix.lower() in SUFFIXES
-        return [open_image(path, channels) if picture else open_array(path, channels, one=False)]
+        is_image = path.suffix.lower() in SUFFIXES
+        return [open_image(path, channels) if is_image else open_array(path, channels, one=False)]
     wanted = (*SUFFIXES, ".npy")
     entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     found = [entry for entry in entries if entry.suffix.lower() in wanted]
@@ -268,11 +264,7 @@ def find_images(path: Path, channels: int, left_out: LeftOut | None = None) -> l
 
 
 def open_image(path: Path, channels: int) -> ImageFile:
-    """Read the header of an image file.
-
-    Raises:
-        UnreadableError: it is not an image.
-    """
+    """Read the header of an image file; raise UnreadableError if it is not an image."""
     named = SUFFIXES.get(path.suffix.lower())
     require(named is not None, f"input={path} is no image by its name: give {', '.join((*SUFFIXES, '.npy'))}.")
     require(
@@ -337,7 +329,6 @@ def _mapped(path: Path, channels: int, one: bool | None) -> Array:
 
 
 def _unreadable(path: Path, error: Exception) -> UnreadableError:
-    predicate = (
-        str(error) if isinstance(error, PictureError) else f"can't be read as a {SUFFIXES[path.suffix.lower()]} image"
-    )
-    return UnreadableError(f"input={path} {predicate}: mend it, or take it out of the folder.")
+    damaged = f"can't be read as a {SUFFIXES[path.suffix.lower()]} image"
+    why = str(error) if isinstance(error, PictureError) else damaged
+    return UnreadableError(f"input={path} {why}: mend it, or take it out of the folder.")

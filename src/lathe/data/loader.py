@@ -346,17 +346,14 @@ class ImageDataModule(ExactDataModule[Split]):
                 f"data.folder={folder} is not what the source {type(source).__name__} reads: leave it out, or choose "
                 "data=image_folder."
             )
-        self.source = source
-        self.num_classes = num_classes
+        self.source, self.num_classes = source, num_classes
         self.class_names = check_class_names(class_names, num_classes)
-        self.channels = channels
-        self.image_size = image_size
+        self.channels, self.image_size = channels, image_size
         self.mean, self.std = list(mean), list(std)
         self.augment = recipe(augment, (channels, image_size, image_size))
         if normalize == "folded":
             check_folded(self.augment)
-        self.normalize = normalize
-        self.loader = loader
+        self.normalize, self.loader = normalize, loader
         self.reader: dict[str, Any] = {
             "num_workers": num_workers or 0,
             "pin_memory": pin_memory,

@@ -45,7 +45,7 @@ class Selection:
         self.turns = torch.zeros(n, dtype=torch.int32)  # number of uses of each sample; int32 [n]
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
         if self._restored is not None:
-            self._place(self._restored)
+            self.restore(self._restored)
 
     def order(self, seed: int, epoch: int) -> Tensor:
         """Return the samples of an epoch in order, int64; past epochs are computed from the present losses."""
@@ -90,10 +90,6 @@ class Selection:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state, at once or in `begin`."""
         self._restored = state
-        if len(self.losses):
-            self._place(state)
-
-    def _place(self, state: Mapping[str, Any]) -> None:
         n, kept = len(self.losses), len(state["losses"])
         if n:
             count = self.count(n, self._batch)
@@ -168,21 +164,16 @@ class EpochLoader(ABC):
                 f"data.eval_batch_size={batch_size} has fewer samples than the {replicas}: choose at least "
                 f"{world_size}.",
             )
-        self.n = n
-        self.seed = seed
-        self.selection = selection
+        self.n, self.seed, self.selection = n, seed, selection
         if selection is not None:
             selection.begin(n, batch_size)
-        self.rank = rank
-        self.world_size = world_size
-        self.train = train
-        self.shuffle = shuffle
+        self.rank, self.world_size = rank, world_size
+        self.train, self.shuffle = train, shuffle
         self.local_batch_size = batch_size // world_size
         self.global_batch_size = self.local_batch_size * world_size
         self._length = chosen // batch_size if train else -(-n // self.global_batch_size)
         self.limit = self.limited(limit)
-        self._epoch = 0
-        self._batch = 0
+        self._epoch, self._batch = 0, 0
         self.fills_up = True
         self.side: SideStream | None = None  # where batches are prefetched
         self._fresh = True  # continue at (epoch, batch) instead of starting the next epoch
@@ -235,8 +226,7 @@ class EpochLoader(ABC):
     def numbers(self, batch: int) -> list[int]:
         """Return this rank's samples of a batch in the current epoch."""
         rows, counts = self.rank_rows(self._epoch)
-        listed: list[int] = rows[batch][counts[batch]].tolist()
-        return listed
+        return rows[batch][counts[batch]].tolist()  # type: ignore[no-any-return]
 
     def rows(self) -> Tensor:
         """Return this rank's samples in the current epoch, int64 [batches, local batch]."""

@@ -232,7 +232,7 @@ def _records(tar: tarfile.TarFile, name: str, archive: Archive) -> Images:
     if archive.skip is not None:
         records = np.frombuffer(data, dtype=np.uint8).reshape(-1, archive.skip + 1 + PIXELS)
         return records[:, archive.skip :]
-    batch = load_arrays(data)
+    batch: Any = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()  # Python 2's text becomes bytes
     pixels, labels = np.asarray(batch[b"data"]), np.asarray(batch[archive.labels])
     if pixels.dtype != np.uint8 or pixels.shape != (len(labels), PIXELS) or labels.min() < 0 or labels.max() > 255:
         raise ValueError(f"{name} does not hold images and labels")
@@ -258,25 +258,12 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 
 
 class _ArrayUnpickler(pickle.Unpickler):
+    """Loads numbers, bytes, text, lists, dictionaries and arrays, and refuses all else."""
+
     def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _ALLOWED[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"it names {module}.{name}") from None
-
-
-def load_arrays(data: bytes) -> Any:
-    """Load numbers, bytes, text, lists, dictionaries and arrays; text of Python 2 becomes bytes.
-
-    Raises:
-        pickle.UnpicklingError: the pickle names anything else, or is damaged.
-    """
-    try:
-        return _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
-    except pickle.UnpicklingError:
-        raise
-    except Exception as error:  # a damaged pickle can fail in any way
-        raise pickle.UnpicklingError(str(error)) from error
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return _ALLOWED[module, name]
 
 
 class Cifar(Recorded):

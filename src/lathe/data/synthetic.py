@@ -52,13 +52,9 @@ class Synthetic:
         difficulty: Share = 0.5,
         seed: Seed = 0,
     ) -> None:
-        self.num_classes = num_classes
-        self.channels = channels
-        self.image_size = image_size
+        self.num_classes, self.channels, self.image_size = num_classes, channels, image_size
         self.sizes = {"train": train_size, "val": val_size, "test": test_size}
-        self.noise = noise
-        self.difficulty = difficulty
-        self.seed = seed
+        self.noise, self.seed = noise, seed
         self.grid = min(8, image_size // 2)
         # the cell of each pixel along one side: cells differ by at most one pixel in size
         self.cell = np.arange(image_size) * self.grid // image_size
@@ -149,11 +145,7 @@ class SyntheticTokens:
         if lag > length:
             raise ArgumentError(f"lag={lag} is more than length={length}: choose at most that.")
         self.sizes = {"train": train_size, "val": val_size, "test": test_size}
-        self.vocab_size = vocab_size
-        self.length = length
-        self.noise = noise
-        self.lag = lag
-        self.seed = seed
+        self.vocab_size, self.length, self.noise, self.lag, self.seed = vocab_size, length, noise, lag, seed
         self.dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
         self.successor = random.stream(self.seed, 0).permutation(vocab_size).astype(self.dtype)
 

@@ -153,20 +153,13 @@ def find_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
 
 def read_documents(path: Path, separator: str | None) -> Iterator[bytes]:
     """Yield the non-empty documents of a file: the file, or the texts between separators."""
-    if separator is None:
-        texts: Iterator[bytes] = iter((path.read_bytes(),))
-    else:
-        texts = _divided(path, separator.encode())
-    yield from filter(None, texts)
-
-
-def _divided(path: Path, separator: bytes) -> Iterator[bytes]:
     rest = b""
     with open(path, "rb") as file:
-        while piece := file.read(PIECE):
-            *whole, rest = (rest + piece).split(separator)
-            yield from whole
-    yield rest
+        while piece := file.read(-1 if separator is None else PIECE):
+            *complete, rest = [rest + piece] if separator is None else (rest + piece).split(separator.encode())
+            yield from filter(None, complete)
+    if rest:
+        yield rest
 
 
 class Bytes:

@@ -126,9 +126,7 @@ class TokenDataModule(ExactDataModule[Tokens]):
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed)
         check_members(source, "vocab_size", "prepare", "load")
-        self.source = source
-        self.vocab_size = vocab_size
-        self.length = length
+        self.source, self.vocab_size, self.length = source, vocab_size, length
 
     def open(self) -> dict[str, Tokens]:
         """Return all splits of the source, checked against what was declared."""
