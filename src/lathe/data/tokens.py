@@ -173,13 +173,6 @@ class Documents:
         return Documents(self.ids, starts, np.minimum(np.repeat(self.stops, pieces), starts + length), self.end)
 
 
-class DocumentSource(TokenSource, Protocol):
-    """Protocol of a token source that knows the end-of-document token; token files have it in `meta`."""
-
-    @property
-    def end(self) -> int: ...
-
-
 def find_documents(ids: Ids, end: int) -> Documents:
     """Split a stream after each `end`. The rest after the last one is a document without an end."""
     found = [np.flatnonzero(ids[start : start + SCANNED] == end) + start for start in range(0, len(ids), SCANNED)]
@@ -330,7 +323,7 @@ class DocumentDataModule(ExactDataModule[Documents]):
     @validated
     def __init__(
         self,
-        source: DocumentSource,
+        source: TokenSource,
         vocab_size: Annotated[int, Field(ge=2)],
         length: Count,
         max_tokens: Count,
@@ -367,11 +360,10 @@ class DocumentDataModule(ExactDataModule[Documents]):
     def open(self) -> dict[str, Documents]:
         """Return the documents of all splits, checked; `cut_tokens` counts the tokens that `long=cut` removed."""
         splits = load_tokens(self.source, self.vocab_size)
-        source: Any = self.source
+        source: Any = self.source  # token files have the token that ends a document in `meta`, other sources as `end`
         end = source.end if hasattr(source, "end") else getattr(source, "meta", {}).get("end")
-        if end is None:
-            kind = type(source).__name__
-            raise UserError(f"data.source={kind} has no end, the token that ends a document.")
+        kind = type(source).__name__
+        require(end is not None, f"data.source={kind} has no end, the token that ends a document.")
         fitted = {}
         for name, tokens in splits.items():
             documents = find_documents(tokens.ids, int(end))
