@@ -121,10 +121,7 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         return self._eval_loader(self.test_split)
 
     def eval_loader(self, split: str, device: torch.device | None = None) -> Transferred:
-        """Return a split in stored order after the transfer hooks; padding rows have targets of -100.
-
-        `device` None is the trainer's, or the CPU without a trainer.
-        """
+        """Return a split in stored order after the transfer hooks; `device` None is the trainer's, or the CPU."""
         return Transferred(self._eval_loader(split, device), self, eval_stage(split), device)
 
     def _eval_loader(self, split: str, device: torch.device | None = None) -> EpochLoader:

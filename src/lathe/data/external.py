@@ -72,7 +72,7 @@ def reader_over(loader: DataLoader[Any], batches: Any, seed: int | None = None) 
 
 
 def _begin_worker(init: Callable[[int], Any] | None, number: int) -> None:
-    """Set the worker info's dataset to the user's, without wrappers, and call the user's `worker_init_fn`."""
+    """Call the user's `worker_init_fn` with the user's dataset, without wrappers, in the worker's info."""
     info: Any = get_worker_info()
     while isinstance(info.dataset, Wrapper):
         object.__setattr__(info, "dataset", info.dataset.dataset)  # it is frozen
@@ -119,8 +119,7 @@ class SharedLoader(EpochLoader):
         **order: Any,
     ) -> None:
         self.loader, self.labels = loader, labels
-        dataset: Any = loader.dataset
-        n, size = len(dataset), loader.batch_size or 1
+        n, size = len(loader.dataset), loader.batch_size or 1  # type: ignore[arg-type]
         size = size if loader.drop_last else min(size, n)
         rest = 0 if loader.drop_last else n % size
         super().__init__(n, batch_size=size, world_size=world_size, train=True, limit=limit, **order)
@@ -169,9 +168,8 @@ class InOrder:
     """A rank's evaluation batches: every sample once, no padding; draws by `seed`, equal in all epochs."""
 
     def __init__(self, loader: DataLoader[Any], seed: int, rank: int, world_size: int) -> None:
-        dataset: Any = loader.dataset
         try:
-            self.rows = parts_in_order(len(dataset), loader.batch_size or 1, rank, world_size)
+            self.rows = parts_in_order(len(loader.dataset), loader.batch_size or 1, rank, world_size)  # type: ignore[arg-type]
         except ValueError as error:
             raise UserError(f"data.eval_batch_size={loader.batch_size}: {error}, or trainer.devices=1.") from error
         self.limit = len(self.rows)
