@@ -9,8 +9,8 @@ import torch
 from support.documents import END, Fixed, join, lengths, loader, module, same
 from torch.nn import functional as F
 
-from lathe.data.documents import DocumentDataModule
 from lathe.data.token_file import TokenFiles, TokenWriter, write_meta
+from lathe.data.tokens import DocumentDataModule
 from lathe.errors import UserError
 from lathe.tasks.language_modelling import LanguageModellingTask
 

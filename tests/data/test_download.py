@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lathe.data import Cifar
-from lathe.data.download import download
+from lathe.data.published import download
 from lathe.errors import UserError
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 3_000_000, dtype=np.uint8).tobytes()

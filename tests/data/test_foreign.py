@@ -14,7 +14,7 @@ from support.ranks import on_ranks
 from support.runs import SMALL, column, new_run
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, get_worker_info
 
-from lathe.data.foreign import SharedLoader, share
+from lathe.data.external import SharedLoader, share
 from lathe.errors import UserError
 from lathe.training.train import train
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lathe.data import Synthetic
-from lathe.data.documents import find_documents
-from lathe.data.synthetic_tokens import SyntheticDocuments, SyntheticTokens
+from lathe.data.synthetic import SyntheticDocuments, SyntheticTokens
+from lathe.data.tokens import find_documents
 
 
 def bayes_rule(source: Synthetic, images: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from support.runs import config
 from support.tokens import COUNT, Fixed, stream
 from torch import Tensor, nn
 
-from lathe.data.synthetic_tokens import SyntheticTokens
+from lathe.data.synthetic import SyntheticTokens
 from lathe.data.token_file import TokenFiles, TokenWriter, write_meta
 from lathe.data.tokens import TokenDataModule, TokenLoader, Tokens
 from lathe.errors import UserError

@@ -16,7 +16,7 @@ from support.runs import ROOT, config
 from lathe import export, trust
 from lathe.data import ImageDataModule
 from lathe.data.digits import Digits
-from lathe.data.foreign import share
+from lathe.data.external import share
 from lathe.data.transfer import train_batches
 from lathe.receipt import measured
 from lathe.runs import rundir

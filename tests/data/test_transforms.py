@@ -27,7 +27,7 @@ from lathe.data import (
     Transform,
     TrivialAugmentWide,
 )
-from lathe.data import image_ops as ops
+from lathe.data import transforms as ops
 from lathe.data.loader import ImageLoader
 from lathe.data.order import Batch
 from lathe.data.random import Rng

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import lathe.images.files
+import lathe.images
 from lathe.errors import UserError
-from lathe.images.files import find_images
+from lathe.images import find_images
 from lathe.verbs.predict import Images
 
 
@@ -31,14 +31,14 @@ def test_images_are_read_batch_by_batch(tmp_path: Path, monkeypatch: pytest.Monk
     """At most a batch and the next image are in memory."""
     folder = png_folder(tmp_path, *[(8, 8)] * 10)
     read = 0
-    original = lathe.images.files.read_picture
+    original = lathe.images.read_picture
 
     def counted(*args: Any) -> Any:
         nonlocal read
         read += 1
         return original(*args)
 
-    monkeypatch.setattr("lathe.images.files.read_picture", counted)
+    monkeypatch.setattr("lathe.images.read_picture", counted)
     found = []
     for batch in Images(find_images(folder, 1), (8, 8), False, 4):
         found.append((len(batch), read))

@@ -11,7 +11,7 @@ from PIL import Image
 from torch.nn.functional import interpolate
 
 from lathe.export.preprocess import Preprocess
-from lathe.images.pictures import READERS, PictureError, TooLarge, arranged, kind_of, picture_size, read_picture, scaled
+from lathe.images import READERS, PictureError, TooLarge, arranged, kind_of, picture_size, read_picture, scaled
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lathe.data.documents import DocumentDataModule, DocumentLoader, find_documents
-from lathe.data.tokens import Tokens
+from lathe.data.tokens import DocumentDataModule, DocumentLoader, Tokens, find_documents
 
 END = 0
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MultilabelAUROC
 
-from lathe.data.foreign import share
+from lathe.data.external import share
 from lathe.errors import UserError
 from lathe.tasks import MultiLabelTask, RegressionTask, Task
 

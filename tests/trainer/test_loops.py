@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, default_collate
 
-from lathe.data.foreign import share
+from lathe.data.external import share
 from lathe.strategies import DDP
 from lathe.tasks import ClassificationTask
 from lathe.trainer import Trainer

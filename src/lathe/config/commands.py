@@ -105,7 +105,7 @@ class Trainer(Component):
     profiler: NotRequired[Literal["simple", "advanced", "pytorch"] | None]
     reload_dataloaders_every_n_epochs: NotRequired[NonNegativeInt]
     steps_per_call: NotRequired[Count | Literal["auto"]]
-    num_workers: NotRequired[Literal[0, "auto"]]
+    num_workers: NotRequired[NonNegativeInt | None]
     prefetch_to_device: NotRequired[bool | Literal["auto"]]
     channels_last: NotRequired[bool | Literal["auto"]]
     fused_optimizer: NotRequired[Literal[False, "auto"]]

@@ -1,19 +1,33 @@
-"""Batched augmentation (its settings, its random decisions, pure functions that apply them) and normalization."""
+"""Augmentation of training images: `data.augment` as steps on a batch, the built-in transforms, and normalization.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Literal
+The built-in transforms (`Field`) have their random numbers drawn for a whole epoch; others (`Transform`, or a user's
+functions) draw from a counter for each sample. `lathe.data.transforms` has Lathe's own of these.
+"""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import takewhile
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from lathe.config.types import NonNegative, NonNegativeInt
+from lathe.config.types import Count, NonNegative, NonNegativeInt, Positive
 from lathe.config.validation import validated
-from lathe.data.random import sample_betas, sample_uniforms, to_integers
-from lathe.errors import require
+from lathe.data.checks import form, using
+from lathe.data.random import Rng, sample_betas, sample_uniforms, to_integers, watched
+from lathe.errors import ArgumentError, UserError, require
 
 # Columns of the table of uniforms. Each method reads its own, so that switching one on does not change the others.
 CROP_Y, CROP_X, FLIP, CUTOUT_Y, CUTOUT_X, MIX_CHOICE, MIX_Y, MIX_X, COLUMNS = range(9)
+IMAGES = 8  # of noise, on which a user's functions are tested
+NARROW = 20  # allowed shrinkage of the range of noise; a scale of 0 to 1 shrinks it more
+FAR = 255  # allowed excess over 0 to 255, for an unlimited contrast
+ALIKE = 1.0  # allowed difference of two calls, of 255: sums in varying order round differently
 
 
 @validated
@@ -189,3 +203,321 @@ class Normalizer:
         """Normalize uint8 [..., channels, height, width], or float32 from 0 to 255, to float32."""
         # three passes, each exactly rounded, so that the result does not depend on how batches are split
         return images.to(torch.float32, copy=True).mul_(self.scale).add_(self.shift)
+
+
+class Transform(ABC):
+    """A transform of a batch of training images; any function `(images, rng) -> images` works too.
+
+    `images` are [n, channels, height, width] from 0 to 255: uint8, or float32 after a function that returns it. The
+    result has the same shape and dtype, or is float32. Random numbers must come from `rng`, and an image's result must
+    not depend on the others in the batch, so that neither devices nor interruptions change it.
+    """
+
+    uint8_only = False  # True if it does not take float32
+    is_tested = False  # for Lathe's transforms: tests replace the check at the start of a run
+
+    @abstractmethod
+    def __call__(self, images: Tensor, rng: Rng) -> Tensor:
+        """Return the transformed images."""
+
+    def check(self, channels: int, height: int, width: int) -> None:  # noqa: B027 (most take all images)
+        """Raise ArgumentError if it can't be used on images of this shape."""
+
+
+class Field:
+    """A transform that the loaders have built in; its arguments become fields of `Augment`."""
+
+    mixes = False
+    names: ClassVar[tuple[tuple[str, str], ...]]  # own arguments, and the fields of `Augment` that they become
+
+    def check(self, channels: int, height: int, width: int) -> None:
+        """Raise ArgumentError if it can't be used on images of this shape."""
+
+
+@validated
+@dataclass(frozen=True)
+class RandomCrop(Field):
+    """Pads each image and cuts a window of the original size out of it.
+
+    Args:
+        padding: pixels on each side.
+        fill: padding with black pixels, or with the mirrored image.
+    """
+
+    names = (("padding", "crop"), ("fill", "crop_fill"))
+    padding: Count
+    fill: Literal["zero", "reflect"] = "zero"
+
+    def check(self, channels: int, height: int, width: int) -> None:
+        if self.padding >= min(height, width):
+            raise ArgumentError(
+                f"padding={self.padding} is too much for images of {height} x {width} pixels: choose less than a side."
+            )
+
+
+@validated
+@dataclass(frozen=True)
+class RandomFlip(Field):
+    """Flips images left to right.
+
+    Args:
+        how: "random" draws for each sample and epoch; "alternating" is as in `Augment`.
+    """
+
+    names = (("how", "flip"),)
+    how: Literal["random", "alternating"] = "random"
+
+
+@validated
+@dataclass(frozen=True)
+class Cutout(Field):
+    """Sets a random square, clipped at the border, to the mean colour (DeVries et al., arXiv:1708.04552).
+
+    Args:
+        size: side in pixels.
+    """
+
+    names = (("size", "cutout"),)
+    size: Count
+
+    def check(self, channels: int, height: int, width: int) -> None:
+        if self.size > min(height, width):
+            raise ArgumentError(
+                f"size={self.size} is a square larger than images of {height} x {width} pixels: choose a side of "
+                f"{min(height, width)} at most."
+            )
+
+
+@validated
+@dataclass(frozen=True)
+class Mixup(Field):
+    """Weighted sums of two images and of their labels (Zhang et al., arXiv:1710.09412); comes last.
+
+    Args:
+        alpha: of the Beta(alpha, alpha) of each sample's weight.
+    """
+
+    names = (("alpha", "mixup"),)
+    mixes = True
+    alpha: Positive
+
+
+@validated
+@dataclass(frozen=True)
+class CutMix(Field):
+    """Pastes a box of another image (Yun et al., arXiv:1905.04899); comes last.
+
+    With `Mixup` too, each sample takes either with probability one half.
+
+    Args:
+        alpha: of the Beta(alpha, alpha) of the share outside the box.
+    """
+
+    names = (("alpha", "cutmix"),)
+    mixes = True
+    alpha: Positive
+
+
+@dataclass(frozen=True)
+class Picked:
+    """A batch's images for a step: indices of samples [n], random decisions, mean colour."""
+
+    seed: int
+    epoch: int
+    samples: Tensor
+    draws: Draws
+    fill: Tensor
+
+
+Step = Callable[[Tensor, Picked], Tensor]
+
+
+@dataclass(frozen=True)
+class Called:
+    """A transform of the list, with random numbers of its `purpose`."""
+
+    transform: Callable[[Tensor, Rng], Tensor]
+    key: str
+    purpose: str
+
+    def __call__(self, images: Tensor, batch: Picked) -> Tensor:
+        if images.dtype != torch.uint8 and getattr(self.transform, "uint8_only", False):
+            raise UserError(
+                f"{self.key}: {name_of(self.transform)} takes uint8 images, and a function before it makes them "
+                "float32: let it come first."
+            )
+        rng = Rng(batch.seed, batch.epoch, batch.samples, self.purpose, batch.fill)
+        with using(self.transform, "called", self.key):
+            given = self.transform(images, rng)
+        is_like = isinstance(given, Tensor) and given.shape == images.shape
+        require(
+            is_like and given.dtype in (images.dtype, torch.float32),
+            f"{self.key}: {name_of(self.transform)} returned {form(given)}, expected {form(images)} as it was given, or"
+            " float32.",
+        )
+        return given
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The steps of augmentation.
+
+    Args:
+        fields: the built-in transforms, whose numbers are drawn for a whole epoch.
+        at_once: whether crop and flip come first, and so are part of picking the images.
+        steps: the other steps before mixing.
+    """
+
+    fields: Augment
+    at_once: bool
+    steps: tuple[Step, ...]
+
+    @property
+    def picking(self) -> Augment:
+        """Return the crop and the flip that are part of picking the images."""
+        return self.fields if self.at_once else Augment()
+
+    def picked(self, draws: Draws) -> Draws:
+        """Return the decisions for `picking`."""
+        return draws if self.at_once else Draws()
+
+    def __call__(self, images: Tensor, batch: Picked) -> Tensor:
+        """Apply the steps to picked images, before normalization and mixing."""
+        for step in self.steps:
+            images = step(images, batch)
+        return images
+
+
+def recipe(augment: Any, shape: tuple[int, int, int] | None = None) -> Recipe:
+    """Return the recipe of `data.augment`: None, `Augment`, a list of transforms and functions, or one.
+
+    `shape` is channels, height and width, if known.
+
+    Raises:
+        ArgumentError: an item is not a transform, is misplaced, or does not fit the shape.
+    """
+    if isinstance(augment, Recipe):
+        return augment
+    if augment is None or isinstance(augment, Augment):
+        named = _items_of(augment or Augment())
+        items: list[Any] = [*named.values()]
+        keys = [f"augment.{name}" for name in named]
+    else:
+        single = callable(augment) or isinstance(augment, Field)
+        if not single and (isinstance(augment, (str, Mapping)) or not isinstance(augment, Sequence)):
+            raise ArgumentError(f"augment={augment!r}: expected a list of transforms, or lathe.data.Augment.")
+        items = [augment] if single else list(augment)
+        keys = [f"augment[{number}]" for number in range(len(items))]
+    built_in: dict[str, Any] = {}
+    steps: list[Step] = []
+    seen: Counter[str] = Counter()
+    mixing, wrong = "", list[str]()
+    for key, item in zip(keys, items, strict=True):
+        name = name_of(item)
+        if isinstance(item, type) or not (callable(item) or isinstance(item, Field)):
+            what = f"the class {item.__name__}, not made" if isinstance(item, type) else form(item)
+            raise ArgumentError(f"{key} is {what}: expected one of Lathe's transforms or a function of (images, rng).")
+        if shape is not None and isinstance(item, (Field, Transform)):
+            try:
+                item.check(*shape)
+            except ArgumentError as error:  # of the item, or of the field of `Augment` that it stands for
+                listed = "[" in key
+                wrong += [f"{key}.{one}" if listed else f"{key}={one.partition('=')[2]}" for one in error.args]
+        if mixing and not getattr(item, "mixes", False):
+            raise ArgumentError(f"{key}: {name} comes after {mixing}, which mixes samples: put it before.")
+        if isinstance(item, Field):
+            if seen[name]:
+                raise ArgumentError(f"{key}: {name} stands in the list twice: keep one.")
+            built_in |= {field: getattr(item, own) for own, field in item.names}
+            if item.mixes:
+                mixing = mixing or name
+            else:
+                steps.append(partial(_apply_field, item))
+        else:
+            steps.append(Called(item, f"data.{key}", f"{name}/{seen[name]}"))
+        seen[name] += 1
+    if wrong:
+        raise ArgumentError(*wrong)
+    head = len([*takewhile(_is_picked, items)])
+    at_once = not any(map(_is_picked, items[head:]))  # a later crop or flip is a separate step
+    return Recipe(Augment(**built_in), at_once, tuple(steps[head if at_once else 0 :]))
+
+
+def _items_of(augment: Augment) -> dict[str, Field]:
+    """Return the transforms that the fields of `augment` switch on, by the field, in their order."""
+    items: dict[str, Field] = {"crop": RandomCrop(augment.crop, augment.crop_fill)} if augment.crop else {}
+    if augment.flip != "none":
+        items["flip"] = RandomFlip(augment.flip)
+    kinds: dict[str, Callable[[Any], Field]] = {"cutout": Cutout, "mixup": Mixup, "cutmix": CutMix}
+    return items | {name: kind(value) for name, kind in kinds.items() if (value := getattr(augment, name))}
+
+
+def _is_picked(item: Any) -> bool:
+    return isinstance(item, (RandomCrop, RandomFlip))
+
+
+def _apply_field(item: Field, images: Tensor, batch: Picked) -> Tensor:
+    if isinstance(item, RandomCrop):
+        return crop_and_flip(images, replace(batch.draws, flip=None), item.padding, item.fill)
+    if isinstance(item, RandomFlip):
+        return crop_and_flip(images, Draws(flip=batch.draws.flip), 0, "zero")
+    assert batch.draws.cutout is not None
+    return cutout(images, batch.draws.cutout, batch.fill.to(images.dtype))
+
+
+def name_of(item: Any) -> str:
+    """Return the name of a transform or function."""
+    item = item.func if isinstance(item, partial) else item
+    return item.__name__ if inspect.isroutine(item) else type(item).__name__
+
+
+def check_folded(found: Recipe) -> None:
+    """Raise UserError if images that are normalized before picking can't be transformed so."""
+    require(
+        found.at_once and not any(isinstance(step, Called) for step in found.steps),
+        "data.normalize=folded normalises before anything else, so data.augment may list only RandomCrop and "
+        "RandomFlip, at its start, Cutout, Mixup and CutMix: use data.normalize=batch.",
+    )
+
+
+def try_out(recipe: Recipe, shape: tuple[int, int, int], device: torch.device | None = None) -> None:
+    """Run `data.augment` on a few noise images, and check that user functions are reproducible.
+
+    The global generators are restored.
+
+    Raises:
+        UserError: a function fails, draws from other generators than its `rng`, returns NaN, another shape or scale, or
+            depends on other images of the batch.
+    """
+    if not any(isinstance(step, Called) for step in recipe.steps):
+        return
+    noise = torch.randint(0, 256, (IMAGES, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = (noise * torch.linspace(0.3, 1, IMAGES)[:, None, None, None]).to(torch.uint8).to(device)  # dark to bright
+    draws = draw(recipe.fields, 0, 0, IMAGES, *shape[1:]).to(images.device)
+    fill = torch.full(shape[:1], 128, dtype=torch.uint8, device=images.device)
+    batch = Picked(0, 0, torch.arange(IMAGES, device=images.device), draws, fill)
+    some = torch.tensor([IMAGES // 2, 1], device=images.device)
+    apart = replace(batch, samples=batch.samples[some], draws=batch.draws[some])
+    for step in recipe.steps:
+        given = images
+        images, moved = watched(partial(step, given.clone(), batch))
+        if not isinstance(step, Called) or vars(type(step.transform)).get("is_tested", False):
+            continue
+        start = f"{step.key}: {name_of(step.transform)}"
+        require(
+            not moved,
+            f"{start} draws from random, numpy.random or torch, which no device and no continued run repeats: draw from"
+            " its second argument, rng.",
+        )
+        (least, most), (low, high) = ((float(each.min()), float(each.max())) for each in (given, images))
+        require(
+            high - low >= (most - least) / NARROW and low >= -FAR and high <= 255 + FAR,  # False for NaN
+            f"{start} returned numbers from {low:.3g} to {high:.3g} for images from {least:.3g} to {most:.3g}: expected"
+            " the scale that it was given, 0 to 255, which is normalised afterwards.",
+        )
+        again = watched(partial(step, given[some], apart))[0]
+        require(
+            again.dtype == images.dtype and bool(((again.float() - images[some].float()).abs() <= ALIKE).all()),
+            f"{start} gives another image when it is called with other images, or again: let each image depend on "
+            "itself and rng alone.",
+        )

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from contextlib import suppress
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -35,7 +35,6 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         self.seed = seed
         self.source: Any = None  # with `prepare` and `load`
         self.test_split = "test"
-        self.num_workers: int | Literal["auto"] = 0
         self.selection: Selection | None = None  # the training samples of an epoch; None for all
         self.fills_up = True  # whether evaluation batches are padded; see EpochLoader
         self._splits: dict[str, SplitData] | None = None
@@ -122,10 +121,7 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         return self._eval_loader(self.test_split)
 
     def eval_loader(self, split: str, device: torch.device | None = None) -> Transferred:
-        """Return a split in stored order after the transfer hooks; padding rows have targets of -100.
-
-        `device` None is the trainer's, or the CPU without a trainer.
-        """
+        """Return a split in stored order after the transfer hooks; `device` None is the trainer's, or the CPU."""
         return Transferred(self._eval_loader(split, device), self, eval_stage(split), device)
 
     def _eval_loader(self, split: str, device: torch.device | None = None) -> EpochLoader:
@@ -138,9 +134,6 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
     def _loader(self, name: str, device: torch.device | None = None, **order: Any) -> EpochLoader:
         require(name in SPLITS, f"split={name} is unknown: choose one of {', '.join(SPLITS)}.")
         split = self.opened[name]
-        unmeasured = self.num_workers == "auto" and self.trainer is not None
-        if unmeasured and name != "train" and self.trainer.state.fn == "fit":  # type: ignore[union-attr]
-            self.train_dataloader()  # its samples are used to measure the number of workers
         replicas, rank = replicas_of(self.trainer)
         where = device or (torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device)
         loader = self.build(split, where, seed=self.seed, rank=rank, world_size=replicas, **order)

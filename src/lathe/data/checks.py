@@ -18,7 +18,6 @@ from lathe.files import disk_reason
 
 IMAGE_FACTS = ("channels", "image_size", "mean", "std", "num_classes")
 TOKEN_FACTS = ("length", "vocab_size")
-SHOWN = 5  # most names in a message
 
 
 def form(sample: Any) -> str:
@@ -27,10 +26,9 @@ def form(sample: Any) -> str:
         return f"{str(sample.dtype).removeprefix('torch.')} {list(sample.shape)}"
     if isinstance(sample, Mapping):
         return "{" + ", ".join(f"{name}: {form(value)}" for name, value in sample.items()) + "}"
-    if isinstance(sample, (tuple, list)) and len(sample) <= 8:
-        return "(" + ", ".join(map(form, sample)) + ")"
     if isinstance(sample, (tuple, list)):
-        return f"a {type(sample).__name__} of {len(sample)}"
+        short = len(sample) <= 8
+        return f"({', '.join(map(form, sample))})" if short else f"a {type(sample).__name__} of {len(sample)}"
     return "None" if sample is None else type(sample).__name__
 
 
@@ -82,8 +80,8 @@ def check_class_names(names: Sequence[str] | None, num_classes: int) -> list[str
 
 def first_few(names: Sequence[str]) -> str:
     """Return the first of these names, and the number of the others."""
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - 5
+    return ", ".join(names[:5]) + (f" and {more} more" if more > 0 else "")
 
 
 def class_name(label: int, names: Sequence[str] | None) -> str:
@@ -95,11 +93,10 @@ def warn_missing_classes(
     key: str, labels: NDArray[np.int64], rows: Mapping[str, NDArray[np.int64]], names: Sequence[str] | None, fix: str
 ) -> None:
     """Warn of classes in `labels` [n] that a split, by its `rows`, does not have: its metrics do not cover them."""
-    missing = {split: np.setdiff1d(labels, labels[own]).tolist() for split, own in rows.items()}
     shown = [
-        f"{split} has none of {first_few([class_name(label, names) for label in absent])}"
-        for split, absent in missing.items()
-        if absent
+        f"{split} has none of {first_few([class_name(label, names) for label in absent.tolist()])}"
+        for split, own in rows.items()
+        if len(absent := np.setdiff1d(labels, labels[own]))
     ]
     if shown:
         rank_zero_warn(f"{key}: {', and '.join(shown)}, so its metrics do not cover them: {fix}.")

@@ -1,7 +1,7 @@
 """The LightningDataModule of any torch Dataset or Hugging Face dataset."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -14,10 +14,9 @@ from lathe.config.types import Count, Name, NonNegativeInt, OpenShare, Positive,
 from lathe.config.validation import validated
 from lathe.data.base import ExactDataModule
 from lathe.data.checks import check_class_names, form, using, warn_missing_classes
+from lathe.data.external import EvalStream, InOrder, SharedLoader, TrainStream, is_iterable
 from lathe.data.random import Rowed, Rows, Seeded, Wrapper, draws_nothing
-from lathe.data.shared import EvalStream, InOrder, SharedLoader, TrainStream, is_iterable, reader_over
 from lathe.data.splits import SPLITS, Labels, check_folds, fold_rows, share_rows, stratified_split
-from lathe.data.workers import batches_ahead, measure_workers
 from lathe.errors import ArgumentError, UserError, require
 
 # Dtypes that torch can compare and count with; uint16 and wider only store.
@@ -109,7 +108,19 @@ class Collate:
 
     def __call__(self, samples: Rowed) -> Any:
         """Return the batch; raise UserError for samples that do not stack, and for a label that is no class."""
-        batch = self._stack(samples) if self.collate is None else self.collate(list(samples))
+        if self.collate is not None:
+            batch = self.collate(list(samples))
+        else:
+            try:
+                batch = default_collate(list(samples))
+            except Exception as error:  # torch raises many types here
+                numbered = zip(samples, samples.rows, strict=True)
+                kinds = {form(sample): self.items.row(number) for sample, number in numbered}
+                listed = ", ".join(f"item {row} is {kind}" for kind, row in [*kinds.items()][:2])
+                raise UserError(
+                    f"{self.items.key}: samples make no batch ({error}), {listed}: use data.transform, "
+                    "data.eval_transform or data.collate_fn to make them alike."
+                ) from error
         if self.pairs:
             check_pairs(batch, self.items.key)
         if self.num_classes is None or not isinstance(batch, (tuple, list)) or len(batch) != 2:
@@ -126,17 +137,6 @@ class Collate:
                 f"{self.num_classes - 1} as data.num_classes={self.num_classes} says."
             )
         return [x, y.long()]
-
-    def _stack(self, samples: Rowed) -> Any:
-        try:
-            return default_collate(list(samples))
-        except Exception as error:  # torch raises many types here
-            kinds = {form(sample): self.items.row(number) for sample, number in zip(samples, samples.rows, strict=True)}
-            listed = ", ".join(f"item {row} is {kind}" for kind, row in [*kinds.items()][:2])
-            raise UserError(
-                f"{self.items.key}: samples make no batch ({error}), {listed}: use data.transform, data.eval_transform "
-                "or data.collate_fn to make them alike."
-            ) from error
 
 
 def check_pairs(batch: Any, key: str) -> None:
@@ -205,7 +205,7 @@ class DatasetDataModule(ExactDataModule[Items]):
         samples: Count | None = None,
         folds: Annotated[int, Field(ge=2)] | None = None,
         fold: NonNegativeInt | None = None,
-        num_workers: NonNegativeInt | Literal["auto"] = 0,
+        num_workers: NonNegativeInt | None = None,
         pin_memory: bool = False,
         prefetch_factor: Count | None = None,
         persistent_workers: bool = False,
@@ -229,12 +229,13 @@ class DatasetDataModule(ExactDataModule[Items]):
         self.class_names = None if num_classes is None else check_class_names(class_names, num_classes)
         self.channels, self.image_size = channels, image_size
         self.mean, self.std = mean and list(mean), std and list(std)
+        workers = num_workers or 0  # not the cores: a user's dataset may not survive a fork, such as an open HDF5 file
         self.options: dict[str, Any] = {
+            "num_workers": workers,
             "pin_memory": pin_memory and torch.cuda.is_available(),
-            "prefetch_factor": prefetch_factor,
-            "persistent_workers": persistent_workers,
+            "prefetch_factor": prefetch_factor if workers else None,
+            "persistent_workers": persistent_workers and workers > 0,
         }
-        self.num_workers = num_workers
         self.samples = samples
         for name, dataset in self.datasets.items():
             if dataset is not None and not is_iterable(dataset):
@@ -245,9 +246,8 @@ class DatasetDataModule(ExactDataModule[Items]):
     def _check_iterable(self) -> None:
         iterable = [name for name, one in self.datasets.items() if is_iterable(one)]
         if iterable:
-            workers = f"data.num_workers={self.num_workers}: data.{iterable[0]} is iterable, so use 0."
-            require(self.num_workers in (0, "auto"), workers)
-            self.num_workers = 0
+            workers = self.options["num_workers"]
+            require(workers == 0, f"data.num_workers={workers}: data.{iterable[0]} is iterable, so use 0.")
         if "train" not in iterable:
             require(self.samples is None, f"data.samples={self.samples} is for an iterable data.train: use null.")
             return
@@ -308,36 +308,33 @@ class DatasetDataModule(ExactDataModule[Items]):
         return rows
 
     def _check_first(self, name: str, items: Items) -> None:
+        """Raise UserError if a split's first samples make no batch for the task, or are not as declared."""
         require(len(items) > 0, f"{items.key} has no samples: give a dataset with some.")
         with using(items.dataset, "read", items.key):
             first = Seeded(items, self.seed).__getitems__(Rows(range(min(2, len(items))), 0))
-        batch = self._collate(items)(first)
+        batch, classes = self._collate(items)(first), self.num_classes
         if self._takes_pairs:
             check_pairs(batch, items.key)
-        if self.num_classes is not None and isinstance(batch, (tuple, list)) and len(batch) == 2:
-            self._check_targets(batch[1], self.num_classes, items, warn=name == "train" and items.rows is not None)
-        if self.channels is not None or self.image_size is not None:
-            self._check_image(first[0], items, name)
-
-    def _check_targets(self, y: Any, classes: int, items: Items, warn: bool) -> None:
-        """Raise UserError if targets are neither class numbers nor scores; warn of a split without labels at hand."""
-        scores = isinstance(y, Tensor) and y.ndim > 1 and y.shape[1] == classes
-        numbers = isinstance(y, Tensor) and y.dtype in INTEGERS and not (y.ndim == 2 and y.shape[1] == 1)
-        got = f"a list of {form(y[0])}" if isinstance(y, (tuple, list)) and len(y) else form(y)
-        require(
-            scores or numbers,
-            f"{items.key}: targets of a batch are {got}, expected a whole number from 0 to {classes - 1}, or {classes} "
-            f"scores of classes, as data.num_classes={classes} says: change the targets, or set data.num_classes=null "
-            "for a task that takes them so.",
-        )
-        if warn and y.ndim == 1 and not y.is_floating_point() and items.labels() is None:
-            rank_zero_warn(
-                f"{items.key}: {type(items.dataset).__name__} has no labels at hand (an attribute targets or labels), "
-                "so it is divided without regard to its classes."
+        if classes is not None and isinstance(batch, (tuple, list)) and len(batch) == 2:
+            y = batch[1]
+            scores = isinstance(y, Tensor) and y.ndim > 1 and y.shape[1] == classes
+            numbers = isinstance(y, Tensor) and y.dtype in INTEGERS and not (y.ndim == 2 and y.shape[1] == 1)
+            got = f"a list of {form(y[0])}" if isinstance(y, (tuple, list)) and len(y) else form(y)
+            require(
+                scores or numbers,
+                f"{items.key}: targets of a batch are {got}, expected a whole number from 0 to {classes - 1}, or "
+                f"{classes} scores of classes, as data.num_classes={classes} says: change the targets, or set "
+                "data.num_classes=null for a task that takes them so.",
             )
-
-    def _check_image(self, sample: Any, items: Items, split: str) -> None:
-        """Raise UserError if a sample's input is not a floating-point image of the declared shape."""
+            is_cut = name == "train" and items.rows is not None
+            if is_cut and y.ndim == 1 and not y.is_floating_point() and items.labels() is None:
+                rank_zero_warn(
+                    f"{items.key}: {type(items.dataset).__name__} has no labels at hand (an attribute targets or "
+                    "labels), so it is divided without regard to its classes."
+                )
+        if self.channels is None and self.image_size is None:
+            return
+        sample = first[0]
         image: Any = sample[0] if isinstance(sample, (tuple, list)) else None
         require(
             len(getattr(image, "shape", ())) == 3,
@@ -347,14 +344,14 @@ class DatasetDataModule(ExactDataModule[Items]):
         require(
             "float" in str(image.dtype),
             f"{items.name(0)} is an image of {image.dtype}, expected float32: convert it in the dataset or by "
-            f"data.{'' if split == 'train' else 'eval_'}transform, pixels / 255 less data.mean over data.std.",
+            f"data.{'' if name == 'train' else 'eval_'}transform, pixels / 255 less data.mean over data.std.",
         )
         declared = {"channels": self.channels, "image_size": self.image_size}
         for key, value in {"channels": image.shape[0], "image_size": max(image.shape[1:])}.items():
             require(
                 declared[key] in (None, value),
                 f"data.{key}={declared[key]} is not what {items.name(0)} has, which is {form(image)}: set "
-                f"data.{key}={value}, or change the transform of {split}.",
+                f"data.{key}={value}, or change the transform of {name}.",
             )
 
     def _collate(self, items: Items) -> Collate:
@@ -376,34 +373,15 @@ class DatasetDataModule(ExactDataModule[Items]):
             assert self.samples is not None
             return TrainStream(split, self._collate(split), self.samples, batch_size=size, **order)
 
-        def reader(workers: int) -> DataLoader[Any]:
-            return DataLoader(
-                split,
-                batch_size=size,
-                drop_last=train,
-                collate_fn=self._collate(split),  # type: ignore[arg-type]  # which gets the very list that is read
-                num_workers=workers,
-                pin_memory=self.options["pin_memory"],
-                prefetch_factor=self.options["prefetch_factor"] if workers else None,
-                persistent_workers=self.options["persistent_workers"] and workers > 0,
-            )
-
-        def loader(workers: int) -> Any:
-            if not train:
-                return InOrder(reader(workers), **order)
-            shared = SharedLoader(reader(workers), labels=split.labels(), **order)
-            shared.even = self.collate_fn is None and self._takes_pairs
-            return shared
-
-        def read(workers: int, lists: Iterable[list[int]]) -> Iterable[Any]:
-            return reader_over(reader(workers), (Rows(samples, 0) for samples in lists), self.seed, stay=False)
-
-        if self.num_workers != "auto":
-            return loader(self.num_workers)
-        made = loader(0)
-        if self.trainer is None:
-            return made
-        ahead = batches_ahead(self.trainer, made.limit, train, self.options["persistent_workers"])
-        samples = made.epoch_order(0) if train else torch.arange(len(split))
-        self.num_workers = measure_workers(read, samples, max(1, size // order["world_size"]), ahead)
-        return loader(self.num_workers)
+        reader: DataLoader[Any] = DataLoader(
+            split,
+            batch_size=size,
+            drop_last=train,
+            collate_fn=self._collate(split),  # type: ignore[arg-type]  # which gets the very list that is read
+            **self.options,
+        )
+        if not train:
+            return InOrder(reader, **order)
+        shared = SharedLoader(reader, labels=split.labels(), **order)
+        shared.even = self.collate_fn is None and self._takes_pairs
+        return shared

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,8 +23,7 @@ from lathe.data.checks import first_few, warn_missing_classes, warn_once
 from lathe.data.splits import Images, Labels, Split, Splits, Statistics
 from lathe.errors import UserError, require
 from lathe.files import whole
-from lathe.images.files import read_image
-from lathe.images.pictures import SUFFIXES, PictureError, scaled
+from lathe.images import SUFFIXES, PictureError, read_image, scaled
 
 BLOCK = 256  # images that are read before they are written
 
@@ -54,7 +53,17 @@ def find_files(folder: Path, classes: Sequence[str], given: Mapping[str, str | N
     for split, name in named.items():
         inside = is_list(name) or not (Path(name).is_absolute() or ".." in Path(name).parts)
         require(inside, f"data.source.{split}={name} leads out of data.folder={folder}: name what lies in it.")
-        found[split] = _listed(folder, name, split) if is_list(name) else _in_folders(folder / name, folder)
+        if is_list(name):
+            files = found[split] = list(read_list(folder / name))
+            is_image = [(folder / path).is_file() and Path(path).suffix.lower() in SUFFIXES for path, _ in files]
+            wrong = [path for (path, _), fits in zip(files, is_image, strict=True) if not fits]
+            require(
+                not wrong,
+                f"data.source.{split}={name} lists {first_few(wrong)}, which are no images ({', '.join(SUFFIXES)}) in "
+                f"data.folder={folder}: mend it.",
+            )
+        else:
+            found[split] = _in_folders(folder / name, folder)
         differ = set(classes) ^ {label for _, label in found[split]}
         require(
             not differ,
@@ -69,7 +78,15 @@ def find_files(folder: Path, classes: Sequence[str], given: Mapping[str, str | N
     number = {name: index for index, name in enumerate(classes)}
     labels = np.array([number[label] for files in found.values() for _, label in files], dtype=np.int64)
     parts = np.split(np.arange(len(names)), np.cumsum([len(files) for files in found.values()])[:-1])
-    return ImageFiles(names, labels, dict(zip(found, parts, strict=True)), _digest(folder, names))
+    digest = hashlib.sha256()
+    for name in names:
+        try:
+            file = os.stat(folder / name)
+            line = f"{name}\0{file.st_size}\0{file.st_mtime_ns}\n"
+        except OSError:  # a broken link; reading the image reports it
+            line = f"{name}\0\n"
+        digest.update(line.encode(errors="surrogateescape"))
+    return ImageFiles(names, labels, dict(zip(found, parts, strict=True)), digest.hexdigest())
 
 
 def _in_folders(place: Path, folder: Path) -> list[tuple[str, str]]:
@@ -95,113 +112,6 @@ def _in_folders(place: Path, folder: Path) -> list[tuple[str, str]]:
             f"are left out: {first_few(other)}. A list of files (data.source.train=x.csv) can name deeper ones."
         )
     return found
-
-
-def _listed(folder: Path, name: str, split: str) -> list[tuple[str, str]]:
-    found = list(read_list(folder / name))
-    wrong = [path for path, _ in found if not (folder / path).is_file() or Path(path).suffix.lower() not in SUFFIXES]
-    require(
-        not wrong,
-        f"data.source.{split}={name} lists {first_few(wrong)}, which are no images ({', '.join(SUFFIXES)}) in "
-        f"data.folder={folder}: mend it.",
-    )
-    return found
-
-
-def _digest(folder: Path, names: Sequence[str]) -> str:
-    found = hashlib.sha256()
-    for name in names:
-        try:
-            told = os.stat(folder / name)
-            line = f"{name}\0{told.st_size}\0{told.st_mtime_ns}\n"
-        except OSError:  # a broken link; reading the image reports it
-            line = f"{name}\0\n"
-        found.update(line.encode(errors="surrogateescape"))
-    return found.hexdigest()
-
-
-@dataclass(frozen=True)
-class ImageCache:
-    """A folder `<home>/<name>-<digest>` with `images.npy`, uint8 [n, *shape], and `bad.json`.
-
-    `bad.json` has the rows and reasons of unreadable files, whose images are black. `name` is of the data and the
-    options of its images, `digest` of the n `files`; a new digest replaces the folder.
-    """
-
-    home: Path
-    name: str
-    digest: str
-    files: Sequence[Path]
-    shape: tuple[int, int, int]
-
-    @property
-    def place(self) -> Path:
-        """Return the folder's path."""
-        return self.home / f"{self.name}-{self.digest[:16]}"
-
-    def make(self, read: Callable[[Path], Images], most_bad: int) -> bool:
-        """Read all files by `read` in threads, unless the cache exists; return whether it did.
-
-        One process does this while others wait.
-        """
-        if self.open() is not None:
-            return False
-        self.home.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.home / f".{self.name}.lock"):
-            if self.open() is not None:  # another process may have made it
-                return False
-            with whole(self.place, replace_folder=True) as partial:
-                partial.mkdir()
-                bad = self._write(partial / "images.npy", read, most_bad)
-                (partial / "bad.json").write_text(json.dumps(bad))
-            for older in self.home.glob(f"{self.name}-*"):
-                if older != self.place:
-                    shutil.rmtree(older, ignore_errors=True)
-        return True
-
-    def open(self) -> tuple[Images, dict[int, str]] | None:
-        """Return the images, and the reasons of unreadable rows; None if the cache is missing or incomplete."""
-        try:
-            images = np.load(self.place / "images.npy", mmap_mode="r", allow_pickle=False)
-            bad = {int(row): str(why) for row, why in json.loads((self.place / "bad.json").read_text()).items()}
-        except (OSError, ValueError, EOFError, AttributeError):
-            return None
-        fits = images.dtype == np.uint8 and images.shape == (len(self.files), *self.shape)
-        return (images, bad) if fits else None
-
-    def _write(self, path: Path, read: Callable[[Path], Images], most_bad: int) -> dict[int, str]:
-        from rich.progress import track
-
-        def tried(name: Path) -> Images | str:
-            try:
-                return read(name)
-            except PictureError as error:
-                return str(error)
-            except OSError as error:
-                return f"can't be read ({error.strerror or error})"
-
-        bad: dict[int, str] = {}
-        with open(path, "wb") as file, ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
-            header = {"descr": "|u1", "fortran_order": False, "shape": (len(self.files), *self.shape)}
-            np.lib.format.write_array_header_1_0(file, header)
-            for start in track(range(0, len(self.files), BLOCK), self.name):
-                block = self.files[start : start + BLOCK]
-                images = np.zeros((len(block), *self.shape), dtype=np.uint8)
-                for row, result in enumerate(threads.map(tried, block)):
-                    if isinstance(result, str):
-                        bad[start + row] = result
-                    else:
-                        images[row] = result
-                check_bad(bad, self.files, most_bad)
-                file.write(images.tobytes())
-        return bad
-
-
-def check_bad(bad: dict[int, str], files: Sequence[Path], most: int) -> None:
-    """Raise UserError if more than `most` files can't be read."""
-    named = first_few([f"{files[row]} {why}" for row, why in bad.items()])
-    ways = "mend or remove it, or set data.source.skip_bad to how many may be left out"
-    require(len(bad) <= most, f"data.source.skip_bad={most}: {named}: {ways}.")
 
 
 class ImageFolder:
@@ -257,21 +167,29 @@ class ImageFolder:
         self._divided(np.zeros(0, np.int64))  # checked before the images are read, which may take long
         if self.num_classes == 1:
             warn_once(f"data.folder={self.folder} has one class, {self.class_names[0]}: expected a folder for each.")
-        made = self._cache.make(self._read, self.skip_bad)
+        made = self._open() is None and self._make()
         splits = self.load()
-        if made:
-            print(f"data.folder={self.folder}: {self._summary(splits)}", flush=True)
+        if not made:
+            return
+        counts = ", ".join(f"{len(getattr(splits, split))} {split}" for split in SPLITS)
+        rows, statistics = splits.train.rows, Statistics()
+        for start in range(0, len(rows), BLOCK):
+            statistics.add(splits.train.images[rows[start : start + BLOCK]])
+        facts = {name: json.dumps(values).replace(" ", "") for name, values in statistics.facts().items()}
+        print(
+            f"data.folder={self.folder}: {counts} images of {self.num_classes} classes, read once; the training images "
+            f"have {' '.join(f'data.{name}={values}' for name, values in facts.items())}.",
+            flush=True,
+        )
 
     def load(self) -> Splits:
         """Return images uint8 [n, channels, image_size, image_size], memory-mapped."""
-        opened = self._cache.open()
+        opened = self._open()
         if opened is None:
             raise UserError(f"data.folder={self.folder} has not been read yet: call prepare() of its source first.")
         images, bad = opened
         if bad:
-            check_bad(bad, self._cache.files, self.skip_bad)
-            told = first_few([f"{self._cache.files[row]} {why}" for row, why in bad.items()])
-            warn_once(f"data.source.skip_bad={self.skip_bad} leaves out {told}.")
+            warn_once(f"data.source.skip_bad={self.skip_bad} leaves out {self._check_bad(bad)}.")
         rows = self._divided(np.array(sorted(bad), dtype=np.int64))
         ways = "add images, raise data.source.val_share or test_share, or name the splits"
         warn_missing_classes(f"data.folder={self.folder}", self._files.labels, rows, self.class_names, ways)
@@ -282,15 +200,79 @@ class ImageFolder:
         return find_files(self.folder, self.class_names, self.given)
 
     @cached_property
-    def _cache(self) -> ImageCache:
-        files, options = self._files, [str(self.folder.resolve()), self.given, self.shape, self.resize]
+    def _place(self) -> Path:
+        """The folder of `images.npy`, uint8 [files, *shape], and `bad.json`, rows and reasons of unreadable files.
+
+        Its name has the folder's, a hash of the options, and a digest of the files: a new digest replaces the folder.
+        """
+        options = [str(self.folder.resolve()), self.given, self.shape, self.resize]
         called = re.sub(r"\W", "_", self.folder.resolve().name)[:40]
         name = f"{called}-{hashlib.sha256(json.dumps(options).encode()).hexdigest()[:8]}"
-        home = self.data_dir / "image_folder_cache"
-        return ImageCache(home, name, files.digest, [self.folder / file for file in files.names], self.shape)
+        return self.data_dir / "image_folder_cache" / f"{name}-{self._files.digest[:16]}"
 
-    def _read(self, path: Path) -> Images:
-        return scaled(read_image(path, self.shape[0]), self.shape[1:], self.resize == "squash")
+    def _open(self) -> tuple[Images, dict[int, str]] | None:
+        """Return the images, and the reasons of unreadable rows; None if they are missing or incomplete."""
+        try:
+            images = np.load(self._place / "images.npy", mmap_mode="r", allow_pickle=False)
+            bad = {int(row): str(why) for row, why in json.loads((self._place / "bad.json").read_text()).items()}
+        except (OSError, ValueError, EOFError, AttributeError):
+            return None
+        fits = images.dtype == np.uint8 and images.shape == (len(self._files.names), *self.shape)
+        return (images, bad) if fits else None
+
+    def _make(self) -> bool:
+        """Read all images, in one process while others wait; return False if another has done it."""
+        home, place = self._place.parent, self._place
+        home.mkdir(parents=True, exist_ok=True)
+        name = place.name.rpartition("-")[0]
+        with FileLock(home / f".{name}.lock"):
+            if self._open() is not None:
+                return False
+            with whole(place, replace_folder=True) as partial:
+                partial.mkdir()
+                bad = self._write(partial / "images.npy", name)
+                (partial / "bad.json").write_text(json.dumps(bad))
+            for older in home.glob(f"{name}-*"):
+                if older != place:
+                    shutil.rmtree(older, ignore_errors=True)
+        return True
+
+    def _write(self, path: Path, name: str) -> dict[int, str]:
+        """Read all files in threads into one array; images of unreadable ones are black."""
+        from rich.progress import track
+
+        def read(file: str) -> Images | str:
+            try:
+                pixels = read_image(self.folder / file, self.shape[0])
+                return scaled(pixels, self.shape[1:], self.resize == "squash")
+            except PictureError as error:
+                return str(error)
+            except OSError as error:
+                return f"can't be read ({error.strerror or error})"
+
+        bad: dict[int, str] = {}
+        files = self._files.names
+        with open(path, "wb") as file, ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
+            header = {"descr": "|u1", "fortran_order": False, "shape": (len(files), *self.shape)}
+            np.lib.format.write_array_header_1_0(file, header)
+            for start in track(range(0, len(files), BLOCK), name):
+                block = files[start : start + BLOCK]
+                images = np.zeros((len(block), *self.shape), dtype=np.uint8)
+                for row, result in enumerate(threads.map(read, block)):
+                    if isinstance(result, str):
+                        bad[start + row] = result
+                    else:
+                        images[row] = result
+                self._check_bad(bad)
+                file.write(images.tobytes())
+        return bad
+
+    def _check_bad(self, bad: dict[int, str]) -> str:
+        """Name unreadable files; raise UserError if there are more than `skip_bad`."""
+        named = first_few([f"{self.folder / self._files.names[row]} {why}" for row, why in bad.items()])
+        ways = "mend or remove it, or set data.source.skip_bad to how many may be left out"
+        require(len(bad) <= self.skip_bad, f"data.source.skip_bad={self.skip_bad}: {named}: {ways}.")
+        return named
 
     def _divided(self, bad: Labels) -> dict[str, Labels]:
         """Return the rows of each split; splits that are not given are cut out of train."""
@@ -301,7 +283,15 @@ class ImageFolder:
             shares = " and ".join(f"data.source.{split}_share={self.shares[split]}" for split in sizes)
             left = f"data.folder={self.folder} has {len(train)} images, of which {shares} leave none to train on."
             require(sum(sizes.values()) < len(train), left)
-            order = self._in_turn(train)
+            # in an order whose every beginning has the classes' shares; within a class by a hash of the file names, so
+            # that adding or removing a file moves at most one or two others to another split
+            texts = [f"{self.split_seed} {self._files.names[row]}" for row in train]
+            drawn = [hashlib.sha256(text.encode(errors="surrogateescape")).digest() for text in texts]
+            place = np.zeros(len(train))
+            for label in range(self.num_classes):
+                own = sorted((labels[train] == label).nonzero()[0].tolist(), key=drawn.__getitem__)
+                place[own] = (np.arange(len(own)) + 0.5) / max(len(own), 1)
+            order = train[sorted(range(len(train)), key=lambda at: (place[at], drawn[at]))]
             for split, size in sizes.items():
                 rows[split], order = np.sort(order[:size]), order[size:]
             rows["train"] = np.sort(order)
@@ -312,31 +302,3 @@ class ImageFolder:
                 "train on: add some, or name the splits (data.source.train, val, test)."
             )
         return rows
-
-    def _in_turn(self, rows: Labels) -> Labels:
-        """Return the rows in an order whose every beginning has the classes' shares.
-
-        Within a class they are ordered by a hash of the file names, so that adding or removing a file moves at most one
-        or two others to another split.
-        """
-        names = [self._files.names[row] for row in rows]
-        drawn = [
-            hashlib.sha256(f"{self.split_seed} {name}".encode(errors="surrogateescape")).digest() for name in names
-        ]
-        labels = self._files.labels[rows]
-        place = np.zeros(len(rows))
-        for label in range(self.num_classes):
-            own = sorted((labels == label).nonzero()[0].tolist(), key=drawn.__getitem__)
-            place[own] = (np.arange(len(own)) + 0.5) / max(len(own), 1)
-        return rows[sorted(range(len(rows)), key=lambda at: (place[at], drawn[at]))]
-
-    def _summary(self, splits: Splits) -> str:
-        """Return the split sizes, and the mean and standard deviation of the training images, as a message."""
-        counts = ", ".join(f"{len(getattr(splits, split))} {split}" for split in SPLITS)
-        rows, statistics = splits.train.rows, Statistics()
-        for start in range(0, len(rows), BLOCK):
-            statistics.add(splits.train.images[rows[start : start + BLOCK]])
-        measured = " ".join(
-            f"data.{name}={json.dumps(values)}".replace(" ", "") for name, values in statistics.facts().items()
-        )
-        return f"{counts} images of {self.num_classes} classes, read once; the training images have {measured}."

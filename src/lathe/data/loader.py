@@ -1,18 +1,37 @@
-"""Loaders of images: kept on the training device, or read from a (memory-mapped) array by workers."""
+"""The LightningDataModule of every image data set; loaders of images on the training device, or read by workers."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lathe.data.augment import Draws, Normalizer, crop_and_flip, draw, mix, pad
-from lathe.data.order import IGNORE, Batch, EpochLoader
-from lathe.data.recipe import Picked, check_folded, recipe
-from lathe.data.splits import Split
-from lathe.data.workers import Reader, Upcoming
+from lathe.config.types import Count, Name, NonNegativeInt, Positive, PositiveShare, Seed
+from lathe.config.validation import validated
+from lathe.data.augment import (
+    Augment,
+    Draws,
+    Normalizer,
+    Picked,
+    check_folded,
+    crop_and_flip,
+    draw,
+    mix,
+    pad,
+    recipe,
+    try_out,
+)
+from lathe.data.base import ExactDataModule
+from lathe.data.checks import check_class_names, check_members
+from lathe.data.order import IGNORE, Batch, EpochLoader, Reader
+from lathe.data.splits import Source, Split, check_folds, load_splits, refold, share_rows
+from lathe.data.transfer import needs_no_trainer
+from lathe.errors import UserError
 
 Slabs = np.ndarray[Any, np.dtype[np.void]]
 
@@ -53,18 +72,14 @@ class ImageLoader(EpochLoader):
     ) -> None:
         super().__init__(len(labels), **order)  # type: ignore[arg-type]
         self.recipe = recipe(augment, image_shape)
-        augment = self.recipe.fields
-        assert normalizer is not None or not augment.mixes, "uint8 images cannot be mixed"
-        self.image_shape = image_shape
-        self.labels = labels
-        self.num_classes = num_classes
-        self.augment = augment
+        self.augment = self.recipe.fields
+        assert normalizer is not None or not self.augment.mixes, "uint8 images cannot be mixed"
+        self.image_shape, self.labels, self.num_classes = image_shape, labels, num_classes
         self.folded = False  # whether images are normalized before they are picked
-        self.fill = (
-            normalizer.fill.to(device) if normalizer else torch.zeros(image_shape[0], dtype=torch.uint8, device=device)
-        )
         self.device = device
         self.normalizer = normalizer.to(device) if normalizer else None
+        black = torch.zeros(image_shape[0], dtype=torch.uint8, device=device)
+        self.fill = black if normalizer is None else normalizer.fill
 
     def _plan(self, epoch: int) -> tuple[Tensor, Draws, Tensor]:
         """Return this rank's samples and labels of an epoch, [batches, width], and their flat draws.
@@ -118,7 +133,12 @@ class Bank:
         self.padding = padding
         padded = pad(images, padding, fill) if padding else images
         padded = convert(padded) if convert else padded
-        self.images = _empty((self.n * (1 + flips), *padded.shape[1:]), padded)
+        shape = (self.n * (1 + flips), *padded.shape[1:])
+        if padded.device.type == "cpu":
+            # NumPy asks Linux for huge pages, torch does not: 1.1 times the images/s in random access to some 100 MB
+            self.images = torch.from_numpy(np.empty(shape, dtype=padded[:0].numpy().dtype))
+        else:
+            self.images = padded.new_empty(shape)
         self.images[: self.n] = padded
         if flips:
             self.images[self.n :] = self.images[: self.n].flip(-1)
@@ -134,19 +154,17 @@ class Bank:
             return self.images.index_select(0, rows)
         if isinstance(self.windows, Tensor):
             return self.windows[rows, draws.top, draws.left]
-        return self._gather_slabs(self.windows, rows, draws.top, draws.left)
-
-    def _gather_slabs(self, windows: Slabs, rows: Tensor, top: Tensor, left: Tensor) -> Tensor:
         picked = torch.empty((len(rows), self.channels, self.height, self.width), dtype=self.images.dtype)
         row_type = f"V{self.width * self.images.element_size()}"
         result = picked.numpy().view(row_type)[..., 0]
         _, channel, row, _ = (s * self.images.element_size() for s in self.images.stride())
-        step = max(1, CACHED_BYTES // windows.itemsize)
-        index = rows.numpy(), top.numpy(), left.numpy()
+        size = self.windows.itemsize
+        step = max(1, CACHED_BYTES // size)
+        index = rows.numpy(), draws.top.numpy(), draws.left.numpy()
         for start in range(0, len(rows), step):
-            slabs = windows[tuple(i[start : start + step] for i in index)]
-            shape, strides = (len(slabs), self.channels, self.height), (windows.itemsize, channel, row)
-            result[start : start + step] = np.ndarray(shape, row_type, slabs, strides=strides)
+            slabs = self.windows[tuple(i[start : start + step] for i in index)]
+            shape = (len(slabs), self.channels, self.height)
+            result[start : start + step] = np.ndarray(shape, row_type, slabs, strides=(size, channel, row))
         return picked
 
     def strided_windows(self) -> Tensor:
@@ -167,13 +185,6 @@ class Bank:
         length = (self.channels - 1) * channel + (self.height - 1) * row + self.width * pixel
         shape = (len(self.images), offsets, offsets)
         return np.ndarray(shape, f"V{length}", self.images.numpy(), strides=(image, row, pixel))
-
-
-def _empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    if like.device.type != "cpu":
-        return torch.empty(shape, dtype=like.dtype, device=like.device)
-    # NumPy asks Linux for huge pages, torch does not: 1.1 times the images/s in random access to some 100 MB
-    return torch.from_numpy(np.empty(shape, dtype=like[:0].numpy().dtype))
 
 
 class ResidentLoader(ImageLoader):
@@ -232,10 +243,6 @@ class _Rows(Dataset[Tensor]):
         return torch.from_numpy(self.split.images[rows.numpy()])[back]
 
 
-def _as_it_is(images: Any) -> Any:
-    return images
-
-
 class StreamLoader(ImageLoader):
     """Yields the batches of `ResidentLoader`, bit for bit, through a DataLoader.
 
@@ -264,22 +271,17 @@ class StreamLoader(ImageLoader):
         channels, height, width = split.images.shape[1:]
         labels = torch.from_numpy(split.labels[split.rows])
         super().__init__((channels, height, width), labels, **settings)  # type: ignore[arg-type]
-        self.split, self._pinned, self._ahead = split, pin_memory and self.device.type == "cuda", Upcoming()
-        self._prefetch_factor = prefetch_factor
-        self._reader = self.read(num_workers, self._ahead, persistent_workers)
-
-    def read(self, workers: int, lists: Iterable[list[int]], stay: bool = False) -> Reader:
-        """Return a reader of raw images, uint8 [samples, channels, height, width]; `stay` keeps its `workers`."""
-        return Reader(
-            _Rows(self.split),
-            batch_sampler=lists,
-            num_workers=workers,
-            pin_memory=self._pinned,
-            prefetch_factor=self._prefetch_factor if workers else None,
-            persistent_workers=stay and workers > 0,
-            collate_fn=_as_it_is,
-            # a DataLoader draws a seed at each start, here not from the global generator
-            generator=torch.Generator(),
+        self.split = split
+        self._upcoming: list[list[int]] = []  # the samples of the batches to read
+        self._reader = Reader(
+            _Rows(split),
+            batch_sampler=self._upcoming,
+            num_workers=num_workers,
+            pin_memory=pin_memory and self.device.type == "cuda",
+            prefetch_factor=prefetch_factor if num_workers else None,
+            persistent_workers=persistent_workers and num_workers > 0,
+            collate_fn=torch.as_tensor,  # which returns the images that are read
+            generator=torch.Generator(),  # a DataLoader draws a seed at each start, here not from the global generator
         )
 
     def close(self) -> None:
@@ -288,7 +290,7 @@ class StreamLoader(ImageLoader):
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
         rows, draws, labels = self._plan(epoch)
         width, picking = rows.shape[1], self.recipe.picking
-        self._ahead.lists = rows[first:].tolist()
+        self._upcoming[:] = rows[first:].tolist()
         for number, raw in enumerate(self._reader, start=first):
             part = draws[slice(number * width, (number + 1) * width)]
             images = crop_and_flip(
@@ -297,3 +299,121 @@ class StreamLoader(ImageLoader):
             target = labels[number : number + 1].to(self.device, non_blocking=True)
             samples = rows[number].to(self.device, non_blocking=True)
             yield from self._finish(images, target, part, samples, epoch, batches=1)
+
+
+class ImageDataModule(ExactDataModule[Split]):
+    """Train, validation and test loaders over a source of images, equal on any number of devices.
+
+    The arguments are the keys of configs/data/image_folder.yaml, which describes them. `augment` is an `Augment`, or a
+    list of transforms and functions `(images, rng) -> images`.
+    """
+
+    @validated
+    def __init__(
+        self,
+        source: Source,
+        num_classes: Count,
+        channels: Count,
+        image_size: Count,
+        mean: Annotated[Sequence[float], Field(min_length=1)],
+        std: Annotated[Sequence[Positive], Field(min_length=1)],
+        batch_size: Count,
+        eval_batch_size: Count | None = None,
+        seed: Seed = 0,
+        augment: Augment | Sequence[Callable[..., Any]] | None = None,
+        normalize: Literal["batch", "folded"] = "batch",
+        loader: Literal["resident", "workers"] = "resident",
+        num_workers: NonNegativeInt | None = None,
+        pin_memory: bool = False,
+        prefetch_factor: Count | None = None,
+        persistent_workers: bool = False,
+        class_names: Sequence[Name] | None = None,
+        folds: Annotated[int, Field(ge=2)] | None = None,
+        fold: NonNegativeInt | None = None,
+        folder: Name | None = None,
+        share: PositiveShare = 1.0,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size, seed)
+        if loader == "workers" and normalize == "folded":
+            raise UserError(
+                "data.normalize=folded needs resident images: use data.normalize=batch with data.loader=workers."
+            )
+        check_folds(folds, fold)
+        self.folds, self.fold, self.share = folds, fold, share
+        check_members(source, "num_classes", "prepare", "load")
+        if folder is not None and str(getattr(source, "folder", None)) != str(Path(folder)):
+            raise UserError(
+                f"data.folder={folder} is not what the source {type(source).__name__} reads: leave it out, or choose "
+                "data=image_folder."
+            )
+        self.source, self.num_classes = source, num_classes
+        self.class_names = check_class_names(class_names, num_classes)
+        self.channels, self.image_size = channels, image_size
+        self.mean, self.std = list(mean), list(std)
+        self.augment = recipe(augment, (channels, image_size, image_size))
+        if normalize == "folded":
+            check_folded(self.augment)
+        self.normalize, self.loader = normalize, loader
+        self.reader: dict[str, Any] = {
+            "num_workers": num_workers or 0,
+            "pin_memory": pin_memory,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+        }
+        Normalizer(self.mean, self.std, channels)  # raises for a wrong mean or std before a download
+
+    @property
+    def selects(self) -> bool:
+        return True
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the data; a fit first tests the user's augmentation functions."""
+        if stage in ("fit", None):
+            device = None if self.trainer is None else self.trainer.strategy.root_device
+            try_out(self.augment, (self.channels, self.image_size, self.image_size), device)
+        super().setup(stage)
+
+    def open(self) -> dict[str, Split]:
+        """Return the source's splits, checked; take missing class names from the source."""
+        facts = {name: getattr(self, name) for name in ("num_classes", "channels", "image_size")}
+        splits = load_splits(self.source, facts)
+        if self.class_names is None:
+            self.class_names = check_class_names(getattr(self.source, "class_names", None), self.num_classes)
+        if self.folds is not None and self.fold is not None:
+            splits = refold(splits, self.folds, self.fold, getattr(self.source, "split_seed", 0), self.class_names)
+        if self.share < 1:
+            rows = splits.train.rows
+            some = share_rows(splits.train.labels[rows], self.share, getattr(self.source, "split_seed", 0))
+            splits = replace(splits, train=replace(splits.train, rows=rows[some]))
+        return {"train": splits.train, "val": splits.val, "test": splits.test}
+
+    def first_images(self, n: int) -> torch.Tensor:
+        """Return the first `n` training images, normalized: float32 [n, channels, height, width]."""
+        split = self.opened["train"]
+        return Normalizer(self.mean, self.std, self.channels)(torch.from_numpy(split.images[split.rows[:n]]))
+
+    @needs_no_trainer
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Return a batch on `device` unchanged; move any other as Lightning does."""
+        if isinstance(batch, tuple) and isinstance(batch[0], torch.Tensor) and batch[0].device == device:
+            return batch
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)
+
+    def build(self, split: Split, device: torch.device, **order: Any) -> ImageLoader:
+        """Return the loader that `loader` names; training augments unless the trainer overfits."""
+        settings = self.settings(device, order)
+        if self.loader == "workers":
+            return StreamLoader(split, **self.reader, **settings)
+        images, labels = split.read()
+        return ResidentLoader(torch.from_numpy(images), torch.from_numpy(labels), normalize=self.normalize, **settings)
+
+    def settings(self, device: torch.device, order: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of every `ImageLoader`, together with those of `order`."""
+        augmented = order["train"] and order.get("shuffle", True)
+        return {
+            "num_classes": self.num_classes,
+            "normalizer": Normalizer(self.mean, self.std, self.channels),
+            "device": device,
+            "augment": self.augment if augmented else None,
+            **order,
+        }

@@ -1,4 +1,4 @@
-"""The samples of each batch on each rank, the resume position, and the selection of an epoch's samples."""
+"""The samples of each batch on each rank, the resume position, the selection of an epoch's samples; DataLoaders."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from lathe.data.random import epoch_permutation
 from lathe.data.transfer import SideStream, one_ahead
-from lathe.errors import require
+from lathe.errors import WORKER, UserError, require, worker_message
 
 Batch = tuple[Tensor, Tensor]
 
@@ -44,7 +45,7 @@ class Selection:
         self.turns = torch.zeros(n, dtype=torch.int32)  # number of uses of each sample; int32 [n]
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
         if self._restored is not None:
-            self._place(self._restored)
+            self.restore(self._restored)
 
     def order(self, seed: int, epoch: int) -> Tensor:
         """Return the samples of an epoch in order, int64; past epochs are computed from the present losses."""
@@ -89,10 +90,6 @@ class Selection:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state, at once or in `begin`."""
         self._restored = state
-        if len(self.losses):
-            self._place(state)
-
-    def _place(self, state: Mapping[str, Any]) -> None:
         n, kept = len(self.losses), len(state["losses"])
         if n:
             count = self.count(n, self._batch)
@@ -167,21 +164,16 @@ class EpochLoader(ABC):
                 f"data.eval_batch_size={batch_size} has fewer samples than the {replicas}: choose at least "
                 f"{world_size}.",
             )
-        self.n = n
-        self.seed = seed
-        self.selection = selection
+        self.n, self.seed, self.selection = n, seed, selection
         if selection is not None:
             selection.begin(n, batch_size)
-        self.rank = rank
-        self.world_size = world_size
-        self.train = train
-        self.shuffle = shuffle
+        self.rank, self.world_size = rank, world_size
+        self.train, self.shuffle = train, shuffle
         self.local_batch_size = batch_size // world_size
         self.global_batch_size = self.local_batch_size * world_size
         self._length = chosen // batch_size if train else -(-n // self.global_batch_size)
         self.limit = self.limited(limit)
-        self._epoch = 0
-        self._batch = 0
+        self._epoch, self._batch = 0, 0
         self.fills_up = True
         self.side: SideStream | None = None  # where batches are prefetched
         self._fresh = True  # continue at (epoch, batch) instead of starting the next epoch
@@ -215,8 +207,11 @@ class EpochLoader(ABC):
             self._epoch, self._batch = epoch, number
             if self.train or self.fills_up:
                 yield batch
-            elif len((rows := counted(batch))[0]):
-                yield rows
+            else:  # without the padding rows, whose targets are all IGNORE
+                x, y = batch
+                rows = (y != IGNORE).flatten(1).any(1) if y.dim() > 1 else y != IGNORE
+                if rows.any():
+                    yield x[rows], y[rows]
 
     @abstractmethod
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
@@ -231,8 +226,7 @@ class EpochLoader(ABC):
     def numbers(self, batch: int) -> list[int]:
         """Return this rank's samples of a batch in the current epoch."""
         rows, counts = self.rank_rows(self._epoch)
-        listed: list[int] = rows[batch][counts[batch]].tolist()
-        return listed
+        return rows[batch][counts[batch]].tolist()  # type: ignore[no-any-return]
 
     def rows(self) -> Tensor:
         """Return this rank's samples in the current epoch, int64 [batches, local batch]."""
@@ -255,8 +249,30 @@ class EpochLoader(ABC):
         return rows.where(counts, 0), counts
 
 
-def counted(batch: Batch) -> Batch:
-    """Return a batch without its padding rows, whose targets are all -100."""
-    x, y = batch
-    rows = (y != IGNORE).flatten(1).any(1) if y.dim() > 1 else y != IGNORE
-    return x[rows], y[rows]
+class Reader(DataLoader[Any]):
+    """A DataLoader that ends its workers if one fails, and when it is closed.
+
+    In torch they live until garbage collection, which has closed their queues by then, and so waits 5 seconds for each.
+    A worker's UserError has its own message, without the worker's traceback.
+    """
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        batches: Any = super().__iter__()
+        try:
+            yield from batches
+        except Exception as error:
+            self._iterator = batches
+            self.close()
+            message = worker_message(error) if self.num_workers else None
+            if isinstance(error, UserError) and WORKER in str(error):
+                message = str(error).rpartition("UserError: ")[2].strip()
+            if message is not None:
+                raise UserError(message) from error
+            raise
+
+    def close(self) -> None:
+        """End persistent workers; the next iteration starts new ones."""
+        batches: Any = self._iterator
+        self._iterator = None
+        if batches is not None and self.num_workers:
+            batches._shutdown_workers()

@@ -1,11 +1,15 @@
-"""CIFAR-10, CIFAR-100 and Fashion-MNIST: published files that are read once, and then are memory-mapped arrays."""
+"""Published data sets, CIFAR and Fashion-MNIST: downloads that are read once, and then are memory-mapped arrays."""
 
 import gzip
 import hashlib
+import http.client
 import io
 import math
 import pickle  # through a class that resolves a few names only
+import re
 import tarfile
+import urllib.error
+import urllib.request
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +22,66 @@ from filelock import FileLock
 
 from lathe.config.types import Count, Name, Seed, Url
 from lathe.config.validation import validated
-from lathe.data.download import check, download
 from lathe.data.splits import Images, Split, Splits, stratified_split
-from lathe.errors import UserError, require
+from lathe.errors import UserError, naming, require
 from lathe.files import whole
+
+BLOCK = 2**20
+
+
+def check(path: Path, expected: str) -> None:
+    """Raise UserError if a file differs from its published hash, MD5 or SHA-256; call this before reading it."""
+    kind = "MD5" if len(expected) == 32 else "SHA-256"  # older data sets have MD5
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, kind.replace("-", "").lower()).hexdigest()
+    if found != expected:
+        raise UserError(f"{path} has the {kind} hash {found}, expected the published {expected}: delete it, run again.")
+
+
+def download(url: str, path: Path, expected: str, by_hand: str) -> None:
+    """Download `url` to `path`, which appears complete and checked or not at all.
+
+    Args:
+        url: http or https.
+        path: in a folder that exists.
+        expected: MD5 or SHA-256 hash, hexadecimal.
+        by_hand: end of the error message without a network: what the user can do.
+
+    Raises:
+        UserError: no network, no such file on the server, a broken connection, or a wrong hash.
+        OSError: the disk can't be written.
+    """
+    bare = re.sub(r"(?<=//)[^/@]*@", "", url)
+    require(bare == url, f"{bare} can't be fetched with the login that the address has: {by_hand}.")
+    require(url.startswith(("http://", "https://")), f"{url} is not an http or https address.")
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with whole(path) as part:
+        try:
+            with (
+                urllib.request.urlopen(url, timeout=30) as response,  # noqa: S310 (the scheme was checked)
+                naming(part),
+                Progress("[progress.description]{task.description}", *columns) as progress,
+                part.open("wb") as file,
+            ):
+                length = response.headers.get("Content-Length", "")
+                total = int(length) if re.fullmatch(r"[0-9]{1,18}", length) else None
+                bar = progress.add_task(url.rpartition("/")[2], total=total)
+                while block := response.read(BLOCK):
+                    file.write(block)
+                    progress.advance(bar, len(block))
+                if total is not None and file.tell() < total:
+                    raise http.client.IncompleteRead(b"", total - file.tell())
+        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
+            said = " ".join(str(getattr(error, "reason", None) or error).split())[:200]
+            raise UserError(f"{url} cannot be fetched ({ascii(said)[1:-1]}): {by_hand}.") from error
+        try:
+            check(part, expected)
+        except UserError as error:
+            raise UserError(f"{url} arrived with another hash than the published {expected}: {by_hand}.") from error
 
 
 class Recorded(ABC):
@@ -113,39 +173,41 @@ class Archive:
     labels: bytes = b""
 
 
-def _archives(
-    name: str, folders: tuple[str, str], train: list[str], test: str, skip: int, labels: bytes, md5: tuple[str, str]
-) -> tuple[Archive, Archive]:
-    """Return the binary archive, which is the one to download and needs no pickle, and the python archive."""
-
-    def members(folder: str, suffix: str = "") -> dict[str, tuple[str, ...]]:
-        parts = {"train": train, "test": [test]}
-        return {split: tuple(f"{folder}/{part}{suffix}" for part in files) for split, files in parts.items()}
-
-    return (
-        Archive(f"{name}-binary.tar.gz", md5[0], members(folders[0], ".bin"), skip=skip),
-        Archive(f"{name}-python.tar.gz", md5[1], members(folders[1]), labels=labels),
-    )
-
-
+# The binary archive is the one to download, and needs no pickle.
 ARCHIVES: dict[str, tuple[Archive, ...]] = {
-    "cifar10": _archives(
-        "cifar-10",
-        ("cifar-10-batches-bin", "cifar-10-batches-py"),
-        [f"data_batch_{i}" for i in range(1, 6)],
-        "test_batch",
-        skip=0,
-        labels=b"labels",
-        md5=("c32a1d4ab5d03f1284b67883e8d87530", "c58f30108f718f92721af3b95e74349a"),
+    "cifar10": (
+        Archive(
+            "cifar-10-binary.tar.gz",
+            "c32a1d4ab5d03f1284b67883e8d87530",
+            {
+                "train": tuple(f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6)),
+                "test": ("cifar-10-batches-bin/test_batch.bin",),
+            },
+            skip=0,
+        ),
+        Archive(
+            "cifar-10-python.tar.gz",
+            "c58f30108f718f92721af3b95e74349a",
+            {
+                "train": tuple(f"cifar-10-batches-py/data_batch_{i}" for i in range(1, 6)),
+                "test": ("cifar-10-batches-py/test_batch",),
+            },
+            labels=b"labels",
+        ),
     ),
-    "cifar100": _archives(
-        "cifar-100",
-        ("cifar-100-binary", "cifar-100-python"),
-        ["train"],
-        "test",
-        skip=1,  # each record starts with the coarse label
-        labels=b"fine_labels",
-        md5=("03b5dce01913d631647c71ecec9e9cb8", "eb9058c3a382ffc7106e4002c42a8d85"),
+    "cifar100": (
+        Archive(
+            "cifar-100-binary.tar.gz",
+            "03b5dce01913d631647c71ecec9e9cb8",
+            {"train": ("cifar-100-binary/train.bin",), "test": ("cifar-100-binary/test.bin",)},
+            skip=1,  # each record starts with the coarse label
+        ),
+        Archive(
+            "cifar-100-python.tar.gz",
+            "eb9058c3a382ffc7106e4002c42a8d85",
+            {"train": ("cifar-100-python/train",), "test": ("cifar-100-python/test",)},
+            labels=b"fine_labels",
+        ),
     ),
 }
 
@@ -170,7 +232,7 @@ def _records(tar: tarfile.TarFile, name: str, archive: Archive) -> Images:
     if archive.skip is not None:
         records = np.frombuffer(data, dtype=np.uint8).reshape(-1, archive.skip + 1 + PIXELS)
         return records[:, archive.skip :]
-    batch = load_arrays(data)
+    batch: Any = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()  # Python 2's text becomes bytes
     pixels, labels = np.asarray(batch[b"data"]), np.asarray(batch[archive.labels])
     if pixels.dtype != np.uint8 or pixels.shape != (len(labels), PIXELS) or labels.min() < 0 or labels.max() > 255:
         raise ValueError(f"{name} does not hold images and labels")
@@ -196,25 +258,12 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 
 
 class _ArrayUnpickler(pickle.Unpickler):
+    """Loads numbers, bytes, text, lists, dictionaries and arrays, and refuses all else."""
+
     def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _ALLOWED[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"it names {module}.{name}") from None
-
-
-def load_arrays(data: bytes) -> Any:
-    """Load numbers, bytes, text, lists, dictionaries and arrays; text of Python 2 becomes bytes.
-
-    Raises:
-        pickle.UnpicklingError: the pickle names anything else, or is damaged.
-    """
-    try:
-        return _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
-    except pickle.UnpicklingError:
-        raise
-    except Exception as error:  # a damaged pickle can fail in any way
-        raise pickle.UnpicklingError(str(error)) from error
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return _ALLOWED[module, name]
 
 
 class Cifar(Recorded):

@@ -7,6 +7,7 @@ bytes, so that any sample can be read directly.
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -20,18 +21,17 @@ from PIL import Image
 from torch import Tensor
 
 from lathe.config.class_names import class_names
+from lathe.config.cpu_count import physical_cores
 from lathe.config.types import Count, Name
 from lathe.config.validation import validated
 from lathe.data.checks import check_class_names
 from lathe.data.image_folder import find_files
-from lathe.data.loader import StreamLoader
-from lathe.data.module import ImageDataModule
+from lathe.data.loader import ImageDataModule, StreamLoader
 from lathe.data.random import epoch_permutation, hashed_seed
 from lathe.data.splits import SPLITS, Images, Labels, Split, Splits, Statistics, stratified_split
 from lathe.errors import UserError, require
 from lathe.files import sha256, whole
-from lathe.images.files import read_image
-from lathe.images.pictures import PictureError, as_seen, scaled
+from lathe.images import PictureError, as_seen, read_image, scaled
 
 FORMAT, VERSION = "lathe shards", 1
 INDEX = "index.json"
@@ -43,7 +43,7 @@ Sample = tuple[Images, int]  # image [channels, height, width] and class
 
 
 def decode(data: bytes, channels: int | None = None) -> Images:
-    """Decode an image: uint8 [channels, height, width], as for predictions (`lathe.images.pictures`).
+    """Decode an image: uint8 [channels, height, width], as for predictions (`lathe.images`).
 
     Does not unpickle. `channels`, 1 or 3, applies to PNG and JPEG; None keeps theirs.
 
@@ -103,7 +103,7 @@ class ShardImages:
     ) -> None:
         self.paths, self.sizes, self.table, self.max_open = paths, sizes, table, max_open
         self.shape = (len(table), *shape)
-        self._open = lru_cache(max_open)(self._map)
+        self._open = lru_cache(max_open)(lambda shard: np.memmap(self.paths[shard], mode="r"))
 
     def __len__(self) -> int:
         return len(self.table)
@@ -118,9 +118,6 @@ class ShardImages:
     def __reduce__(self) -> tuple[Any, ...]:
         return ShardImages, (self.paths, self.sizes, self.table, self.shape[1:], self.max_open)
 
-    def _map(self, shard: int) -> Images:
-        return np.memmap(self.paths[shard], mode="r")
-
     def _read(self, shard: int, start: int, size: int) -> Images:
         try:
             pixels = decode(self._open(shard)[start : start + size].tobytes(), self.shape[1])
@@ -134,7 +131,6 @@ class ShardImages:
         return pixels
 
 
-# empty: name is an absolute path
 class Shards:
     """The source of images that scripts/make_shards.py wrote.
 
@@ -143,6 +139,7 @@ class Shards:
 
     @validated
     def __init__(self, data_dir: str, name: Name, verify: bool = False, max_open: Count = 16) -> None:
+        # data_dir is empty if name is an absolute path
         self.folder, self.verify, self.max_open = Path(data_dir) / name, verify, max_open
 
     @cached_property
@@ -237,6 +234,9 @@ class ShardDataModule(ImageDataModule):
     def __init__(self, source: Shards, *, window: Count = 16, **settings: Any) -> None:
         super().__init__(source, **settings)
         self.window = window
+        if settings.get("num_workers") is None:  # images are decoded during training
+            processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            self.reader["num_workers"] = max(1, physical_cores() // processes)
 
     @property
     def selects(self) -> bool:
@@ -246,8 +246,7 @@ class ShardDataModule(ImageDataModule):
         if self.loader != "workers":
             return super().build(split, device, **order)
         images: Any = split.images
-        settings = self.settings(device, order)
-        return self.streamed(lambda **reader: ShardLoader(split, images.sizes, self.window, **reader, **settings))
+        return ShardLoader(split, images.sizes, self.window, **self.reader, **self.settings(device, order))
 
 
 class FolderSamples:
@@ -340,7 +339,17 @@ def write_shards(
             with ShardWriter(f"{partial}/{name}-%06d.tar", post=written.append, **options) as writer:
                 for count, (image, label) in enumerate(samples, 1):
                     shape = facts.setdefault("image", list(image.shape))
-                    _check_sample(image, shape, label, num_classes, encoding, f"image {count - 1} of {name}")
+                    what = f"image {count - 1} of {name}"
+                    require(
+                        list(image.shape) == shape,
+                        f"{what} has the shape {list(image.shape)} and the first one {shape}: set images.image_size to "
+                        "make them equal.",
+                    )
+                    require(
+                        encoding == "npy" or len(image) in (1, 3),
+                        f"encoding=png takes 1 or 3 channels and the images have {len(image)}: use encoding=npy.",
+                    )
+                    require(0 <= label < num_classes, f"{what} has the class {label}, but there are {num_classes}.")
                     statistics.add(image[None])
                     if encoding == "png":
                         image = image[0] if len(image) == 1 else np.moveaxis(image, 0, -1)
@@ -349,19 +358,6 @@ def write_shards(
             paths[name] = [Path(path) for path in written]
             facts |= statistics.facts() if name == "train" else {}
         return write_index(partial, paths, facts)
-
-
-def _check_sample(image: Images, shape: list[int], label: int, classes: int, encoding: str, what: str) -> None:
-    require(
-        list(image.shape) == shape,
-        f"{what} has the shape {list(image.shape)} and the first one {shape}: set images.image_size to make them "
-        "equal.",
-    )
-    require(
-        encoding == "npy" or len(image) in (1, 3),
-        f"encoding=png takes 1 or 3 channels and the images have {len(image)}: use encoding=npy.",
-    )
-    require(0 <= label < classes, f"{what} has the class {label}, but there are {classes}.")
 
 
 def write_index(folder: Path, shards: dict[str, list[Path]], facts: dict[str, Any]) -> dict[str, Any]:

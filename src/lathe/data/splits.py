@@ -1,6 +1,6 @@
 """Image sources: three splits of uint8 arrays, their checks, stratified splitting, folds and shares."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Protocol
@@ -9,12 +9,12 @@ import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from numpy.typing import NDArray
 
+from lathe.config.class_names import SPLITS as SPLITS
 from lathe.data.checks import class_name, form, using
 from lathe.errors import ArgumentError, UserError, refuse
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
-SPLITS = ("train", "val", "test")
 KEY = "data.source"
 
 
@@ -128,12 +128,10 @@ def stratified_split(labels: Labels, sizes: dict[str, int], seed: int) -> dict[s
 
 def check_folds(folds: int | None, fold: int | None) -> None:
     """Raise ArgumentError if only one is given, or the fold does not exist."""
-    if folds is None and fold is None:
-        return
-    if folds is None or fold is None:
+    if (folds is None) != (fold is None):
         given, lacking = ("folds", "fold") if fold is None else ("fold", "folds")
         raise ArgumentError(f"{given}={folds if fold is None else fold} needs data.{lacking}: give both, or neither.")
-    if fold >= folds:
+    if folds is not None and fold is not None and fold >= folds:
         raise ArgumentError(f"fold={fold} is none of data.folds={folds}: choose 0 to {folds - 1}.")
 
 
@@ -179,13 +177,6 @@ def share_rows(labels: Labels, share: float, seed: int) -> Labels:
     return np.sort(stratified_order(labels, seed)[:count])
 
 
-def with_share(splits: Splits, share: float, seed: int) -> Splits:
-    """Return the splits with a share of the training images."""
-    train = splits.train
-    rows = train.rows[share_rows(train.labels[train.rows], share, seed)]
-    return Splits(Split(train.images, train.labels, rows, train.names), splits.val, splits.test)
-
-
 def load_splits(source: Source, facts: Mapping[str, int] | None = None) -> Splits:
     """Return the splits of a source of images, with int64 labels, after checking them.
 
@@ -197,47 +188,43 @@ def load_splits(source: Source, facts: Mapping[str, int] | None = None) -> Split
     with using(source, "loaded"):
         loaded, classes = source.load(), source.num_classes
         splits: dict[str, Split] = {name: getattr(loaded, name) for name in SPLITS}
-    refuse(message for name, split in splits.items() for message in _check_split(name, split, classes))
-    refuse(_check_facts(type(source).__name__, classes, splits, facts or {}))
+    wrong = list[str]()
+    for name, split in splits.items():
+        start, images, labels, rows = f"{KEY}: the {name} split's", split.images, split.labels, split.rows
+        if getattr(images, "dtype", None) != np.uint8 or len(images.shape) != 4:
+            wrong.append(f"{start} images are {form(images)}, expected uint8 [m, channels, height, width].")
+        elif labels.shape != (len(images),):
+            wrong.append(f"{start} labels are {list(labels.shape)} for {len(images)} images, expected as many.")
+        elif len(rows):
+            used = labels[rows[(rows >= 0) & (rows < len(labels))]]
+            for what, found, most in (("rows", rows, len(images)), ("labels", used, classes)):
+                if found.min(initial=0) < 0 or found.max(initial=0) >= most:
+                    spread = f"{what} go from {found.min()} to {found.max()}"
+                    wrong.append(f"{start} {spread}, expected 0 to {most - 1}.")
+    refuse(wrong)
+    shape = splits["train"].images.shape[1:]
+    actual = {"num_classes": classes, "channels": shape[0], "image_size": max(shape[1:])}
+    for key, value in (facts or {}).items():
+        if value != actual[key]:
+            has = f"what the source {type(source).__name__} has"
+            wrong.append(f"data.{key}={value} is not {has}: set data.{key}={actual[key]}.")
+    for name in ("val", "test"):
+        if splits[name].images.shape[1:] != shape:
+            wrong.append(f"{KEY}: {name} images are {splits[name].images.shape[1:]}, expected {shape} as in train.")
+    if not len(splits["train"].rows):
+        wrong.append(f"{KEY}: the train split has no rows, expected some to train on.")
+    for one, other in combinations(SPLITS, 2):
+        is_one_array = splits[one].images is splits[other].images
+        shared = len(np.intersect1d(splits[one].rows, splits[other].rows)) if is_one_array else 0
+        if shared:
+            both = f"the {one} and {other} splits share {shared} images"
+            wrong.append(f"{KEY}: {both}, expected none: divide them by rows.")
+    refuse(wrong)
     for name in ("val", "test"):
         if not len(splits[name].rows):
             rank_zero_warn(f"{KEY}: the {name} split has no samples, so nothing can be measured on it.")
-    return Splits(
-        *(
-            replace(split, labels=split.labels.astype(np.int64), rows=split.rows.astype(np.int64))
-            for split in splits.values()
-        )
+    typed = (
+        replace(split, labels=split.labels.astype(np.int64), rows=split.rows.astype(np.int64))
+        for split in splits.values()
     )
-
-
-def _check_split(name: str, split: Split, classes: int) -> Iterator[str]:
-    """Yield the mistake of one split."""
-    start, images, labels, rows = f"{KEY}: the {name} split's", split.images, split.labels, split.rows
-    if getattr(images, "dtype", None) != np.uint8 or len(images.shape) != 4:
-        yield f"{start} images are {form(images)}, expected uint8 [m, channels, height, width]."
-    elif labels.shape != (len(images),):
-        yield f"{start} labels are {list(labels.shape)} for {len(images)} images, expected as many."
-    elif len(rows):
-        used = labels[rows[(rows >= 0) & (rows < len(labels))]]
-        for what, found, most in (("rows", rows, len(images)), ("labels", used, classes)):
-            if found.min(initial=0) < 0 or found.max(initial=0) >= most:
-                yield f"{start} {what} go from {found.min()} to {found.max()}, expected 0 to {most - 1}."
-
-
-def _check_facts(name: str, classes: int, splits: Mapping[str, Split], facts: Mapping[str, int]) -> Iterator[str]:
-    """Yield declared facts that the data do not have, and pairs of splits that share images."""
-    shape = splits["train"].images.shape[1:]
-    found = {"num_classes": classes, "channels": shape[0], "image_size": max(shape[1:])}
-    for key, value in facts.items():
-        if value != found[key]:
-            yield f"data.{key}={value} is not what the source {name} has: set data.{key}={found[key]}."
-    for split in ("val", "test"):
-        if splits[split].images.shape[1:] != shape:
-            yield f"{KEY}: {split} images are {splits[split].images.shape[1:]}, expected {shape} as in train."
-    if not len(splits["train"].rows):
-        yield f"{KEY}: the train split has no rows, expected some to train on."
-    for one, other in combinations(SPLITS, 2):
-        if splits[one].images is splits[other].images:
-            shared = len(np.intersect1d(splits[one].rows, splits[other].rows))
-            if shared:
-                yield f"{KEY}: the {one} and {other} splits share {shared} images, expected none: divide them by rows."
+    return Splits(*typed)

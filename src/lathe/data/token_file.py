@@ -73,34 +73,6 @@ def write_meta(folder: Path, vocab_size: int, splits: dict[str, dict[str, Any]],
     return meta
 
 
-def read_meta(folder: Path) -> dict[str, Any]:
-    """Return the contents of meta.json."""
-    path = folder / "meta.json"
-    lacks = f"{folder} holds no token files (data.source.name): write them with {HOW} output={folder.name}."
-    require(path.is_file(), lacks)
-    try:
-        meta: dict[str, Any] = json.loads(path.read_bytes())
-        known = (meta["format"], meta["version"], meta["dtype"]) == (FORMAT, VERSION, token_dtype(meta["vocab_size"]))
-        known = known and all(isinstance(meta["splits"][name]["tokens"], int) for name in SPLITS)
-    except (ValueError, TypeError, KeyError, RecursionError):
-        known = False
-    require(known, f"{path} is not version {VERSION} of what {HOW} writes, or is damaged: write it again with it.")
-    return meta
-
-
-def open_split(folder: Path, name: str, meta: dict[str, Any]) -> NDArray[np.uint16] | NDArray[np.uint32]:
-    """Return the ids of a split, memory-mapped, read-only."""
-    path, count = folder / f"{name}.npy", meta["splits"][name]["tokens"]
-    try:
-        # a plain view: indexing the memmap class calls Python code for every batch
-        ids: NDArray[np.uint16] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path} is missing, or was cut or changed ({error}): write it again with {HOW}.") from error
-    fits = ids.shape == (count,) and ids.dtype == np.dtype(meta["dtype"]) and count > 0
-    require(fits, f"{path} does not have the {count} tokens of meta.json: write it again with {HOW}, from more text.")
-    return ids
-
-
 class TokenFiles:
     """The source of tokens that scripts/prepare_tokens.py wrote.
 
@@ -115,7 +87,18 @@ class TokenFiles:
     @cached_property
     def meta(self) -> dict[str, Any]:
         """The contents of meta.json."""
-        return read_meta(self.folder)
+        path = self.folder / "meta.json"
+        lacks = f"{self.folder} holds no token files (data.source.name)"
+        require(path.is_file(), f"{lacks}: write them with {HOW} output={self.folder.name}.")
+        try:
+            meta: dict[str, Any] = json.loads(path.read_bytes())
+            head = meta["format"], meta["version"], meta["dtype"]
+            known = head == (FORMAT, VERSION, token_dtype(meta["vocab_size"]))
+            known = known and all(isinstance(meta["splits"][name]["tokens"], int) for name in SPLITS)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            known = False
+        require(known, f"{path} is not version {VERSION} of what {HOW} writes, or is damaged: write it again with it.")
+        return meta
 
     @property
     def vocab_size(self) -> int:
@@ -132,7 +115,19 @@ class TokenFiles:
 
     def load(self) -> dict[str, Tokens]:
         """Memory-map all splits."""
-        return {name: Tokens(open_split(self.folder, name, self.meta)) for name in SPLITS}
+        splits = {}
+        for name in SPLITS:
+            path, count = self.folder / f"{name}.npy", self.meta["splits"][name]["tokens"]
+            try:
+                # a plain view: indexing the memmap class calls Python code for every batch
+                ids: NDArray[np.uint16] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+            except (OSError, ValueError, EOFError) as error:
+                way = f"write it again with {HOW}"
+                raise UserError(f"{path} is missing, or was cut or changed ({error}): {way}.") from error
+            fits = ids.shape == (count,) and ids.dtype == np.dtype(self.meta["dtype"]) and count > 0
+            require(fits, f"{path} does not have the {count} tokens of meta.json: write it again with more text.")
+            splits[name] = Tokens(ids)
+        return splits
 
 
 PIECE = 2**20  # bytes that are read or encoded at a time
@@ -153,20 +148,13 @@ def find_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
 
 def read_documents(path: Path, separator: str | None) -> Iterator[bytes]:
     """Yield the non-empty documents of a file: the file, or the texts between separators."""
-    if separator is None:
-        texts: Iterator[bytes] = iter((path.read_bytes(),))
-    else:
-        texts = _divided(path, separator.encode())
-    yield from filter(None, texts)
-
-
-def _divided(path: Path, separator: bytes) -> Iterator[bytes]:
     rest = b""
     with open(path, "rb") as file:
-        while piece := file.read(PIECE):
-            *whole, rest = (rest + piece).split(separator)
-            yield from whole
-    yield rest
+        while piece := file.read(-1 if separator is None else PIECE):
+            *complete, rest = [rest + piece] if separator is None else (rest + piece).split(separator.encode())
+            yield from filter(None, complete)
+    if rest:
+        yield rest
 
 
 class Bytes:

@@ -47,17 +47,12 @@ class Transferred:
         owners = (next((part for part in self.parts if is_overridden(name, part)), self.parts[0]) for name in HOOKS)
         before, move, after = (getattr(owner, name) for owner, name in zip(owners, HOOKS, strict=True))
         own = any(is_own(hook) for hook in (before, move, after))
-        for batch, number in self._read():
+        mode = "max_size_cycle" if self.stage == RunningStage.TRAINING else "sequential"
+        read: Any = CombinedLoader(self.loader, mode) if self.several else ((batch, 0, 0) for batch in self.loader)
+        for batch, _, number in read:
             with self._at_stage() if own else nullcontext():
                 moved = after(move(before(batch, number), self.device, number), number)
             yield moved
-
-    def _read(self) -> Iterator[tuple[Any, int]]:
-        if not self.several:
-            yield from ((batch, 0) for batch in self.loader)
-            return
-        mode = "max_size_cycle" if self.stage == RunningStage.TRAINING else "sequential"
-        yield from ((batch, number) for batch, _, number in CombinedLoader(self.loader, mode))  # type: ignore[arg-type]
 
     @contextmanager
     def _at_stage(self) -> Iterator[None]:
@@ -114,8 +109,7 @@ def train_batches(data: Any, device: torch.device | None = None) -> Transferred:
 def val_batches(data: Any, device: torch.device | None = None) -> Transferred:
     """Return validation batches of a new loader; the position of other loaders does not change."""
     if hasattr(data, "eval_loader"):
-        found: Transferred = data.eval_loader("val", device)
-        return found
+        return data.eval_loader("val", device)  # type: ignore[no-any-return]
     return Transferred(data.val_dataloader(), data, RunningStage.VALIDATING, device)
 
 
@@ -189,7 +183,9 @@ def go_ahead(loader: Any, trainer: Any, device: torch.device | None = None) -> N
     if device.type != "cuda" or (wanted == "auto" and getattr(loader, "chunk", 1) > 1):
         return
     if getattr(loader, "goes_ahead", False):
-        loader.side = SideStream(device, moves=not _transfers_itself(trainer))
+        parts = [part for part in (trainer.lightning_module, trainer.datamodule) if part is not None]
+        own = any(is_overridden(name, part) and is_own(getattr(part, name)) for part in parts for name in HOOKS)
+        loader.side = SideStream(device, moves=not own)  # the user's hooks move the batches
     elif wanted is True:
         rank_zero_warn(
             f"{KEY} has no effect on batches of {type(loader).__name__}: how they are made is not known, or one that "
@@ -201,9 +197,3 @@ def tell_no_effect(wanted: bool | Literal["auto"], device: torch.device) -> None
     """Warn if prefetching is requested on a device without streams."""
     if wanted is True and device.type != "cuda":
         rank_zero_warn(f"{KEY} has no effect: it is for NVIDIA GPUs, and this run computes on {device.type}.")
-
-
-def _transfers_itself(trainer: Any) -> bool:
-    """Return whether user code overrides a transfer hook."""
-    parts = [part for part in (trainer.lightning_module, trainer.datamodule) if part is not None]
-    return any(is_overridden(name, part) and is_own(getattr(part, name)) for part in parts for name in HOOKS)

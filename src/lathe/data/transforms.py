@@ -1,149 +1,169 @@
-"""Batched transforms of training images for `data.augment`, on the device, seeded per sample."""
+"""Batched transforms of training images for `data.augment`, on the device, seeded per sample.
+
+The operations on uint8 images [n, channels, height, width], with a level each, equal Pillow's ImageEnhance and ImageOps
+on single images to the bit, on any device. Sums are of integers, and all other rounding is elementwise, so that results
+do not depend on how a batch is split.
+"""
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 import pydantic
 import torch
 from torch import Tensor
 
-from lathe.config.types import Count, NonNegative, NonNegativeInt, Positive, PositiveShare, Share
+from lathe.config.types import NonNegative, NonNegativeInt, Positive, PositiveShare, Share
 from lathe.config.validation import validated
-from lathe.data import image_ops as ops
-from lathe.data.augment import Augment, box_mask
+from lathe.data.augment import Transform, box_mask
 from lathe.data.random import Rng
 from lathe.errors import ArgumentError
 
 TRIES = 10  # as in torchvision
 
 
-class Transform(ABC):
-    """A transform of a batch of training images; any function `(images, rng) -> images` works too.
+def grey(images: Tensor) -> Tensor:
+    """Return the luma (ITU-R 601) of colour images, int32 [n, 1, height, width]; grey ones unchanged."""
+    if images.shape[1] == 1:
+        return images.int()
+    weights = torch.tensor([19595, 38470, 7471], dtype=torch.int32, device=images.device)
+    return ((images.int() * weights[:, None, None]).sum(1, keepdim=True, dtype=torch.int32) + 0x8000) >> 16
 
-    `images` are [n, channels, height, width] from 0 to 255: uint8, or float32 after a function that returns it. The
-    result has the same shape and dtype, or is float32. Random numbers must come from `rng`, and an image's result must
-    not depend on the others in the batch, so that neither devices nor interruptions change it.
+
+def blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    """Interpolate from `other` (`factor` [n] 0) to the image (1) and beyond, clipped to 0 and 255."""
+    other = other.float()
+    mixed = other + factor.float()[:, None, None, None] * (images.float() - other)
+    return mixed.clamp_(0, 255).to(torch.uint8)
+
+
+def brightness(images: Tensor, factor: Tensor) -> Tensor:
+    """Blend with black."""
+    return blend(images, torch.zeros_like(images), factor)
+
+
+def contrast(images: Tensor, factor: Tensor) -> Tensor:
+    """Blend with the image's mean grey."""
+    pixels = images.shape[-2] * images.shape[-1]
+    total = grey(images).sum((1, 2, 3), dtype=torch.int64)
+    return blend(images, ((2 * total + pixels) // (2 * pixels))[:, None, None, None], factor)
+
+
+def saturation(images: Tensor, factor: Tensor) -> Tensor:
+    """Blend with the grey image."""
+    return blend(images, grey(images), factor)
+
+
+def sharpness(images: Tensor, factor: Tensor) -> Tensor:
+    """Blend with the image smoothed by ((1, 1, 1), (1, 5, 1), (1, 1, 1)) / 13, except its border."""
+    height, width = images.shape[-2:]
+    if min(height, width) < 3:
+        return images
+    whole = images.int()
+    total = 4 * whole[..., 1:-1, 1:-1]
+    for y in range(3):
+        for x in range(3):
+            total = total + whole[..., y : y + height - 2, x : x + width - 2]
+    smooth = whole.clone()
+    smooth[..., 1:-1, 1:-1] = (2 * total + 13) // 26
+    return blend(images, smooth, factor)
+
+
+def hue(images: Tensor, shift: Tensor) -> Tensor:
+    """Rotate the hue of colour images by `shift` [n] of a full circle; keeps saturation and value (HSV)."""
+    red, green, blue = (images.float() / 255).unbind(1)
+    value = torch.maximum(torch.maximum(red, green), blue)
+    chroma = value - torch.minimum(torch.minimum(red, green), blue)
+    per = torch.where(chroma > 0, chroma, 1)
+    sector = torch.where(
+        value == red, (green - blue) / per, torch.where(value == green, 2 + (blue - red) / per, 4 + (red - green) / per)
+    )
+    turned = sector + 6 * shift.float()[:, None, None]
+    found = []
+    for offset in (5, 3, 1):
+        place = torch.remainder(offset + turned, 6)
+        found.append(value - chroma * torch.minimum(place, 4 - place).clamp(0, 1))
+    return (torch.stack(found, 1) * 255 + 0.5).clamp_(0, 255).to(torch.uint8)
+
+
+def posterize(images: Tensor, bits: Tensor) -> Tensor:
+    """Keep the highest `bits` [n] of each pixel."""
+    mask = 256 - 2 ** (8 - bits.long())
+    return images & mask.to(torch.uint8)[:, None, None, None]
+
+
+def solarize(images: Tensor, threshold: Tensor) -> Tensor:
+    """Invert pixels of at least `threshold` [n]."""
+    return torch.where(images >= threshold.float()[:, None, None, None], 255 - images, images)
+
+
+def autocontrast(images: Tensor, _: Tensor) -> Tensor:
+    """Stretch each channel from its least and greatest value to 0 and 255."""
+    flat = images.flatten(2)
+    low, high = flat.amin(2).double(), flat.amax(2).double()
+    span = torch.where(high > low, high - low, 1)
+    scale = torch.full_like(span, 255) / span  # a number over a tensor would be rounded twice
+    stretched = (flat * scale[..., None] + (-low * scale)[..., None]).clamp_(0, 255).to(torch.uint8)
+    return torch.where((high > low)[..., None], stretched, flat).view_as(images)
+
+
+def equalize(images: Tensor, _: Tensor) -> Tensor:
+    """Equalize the histogram of each channel."""
+    flat = images.flatten(2).long()
+    counts = torch.zeros(*flat.shape[:2], 256, dtype=torch.int64, device=images.device)
+    counts.scatter_add_(2, flat, torch.ones_like(flat))
+    last = counts.gather(2, flat.amax(2, keepdim=True))  # of the greatest value
+    step = (flat.shape[2] - last) // 255
+    table = (counts.cumsum(2) - counts + step // 2) // step.clamp(min=1)
+    return torch.where(step > 0, table.clamp(max=255).gather(2, flat), flat).to(torch.uint8).view_as(images)
+
+
+def warp(images: Tensor, matrix: Tensor) -> Tensor:
+    """Move pixel (a x + b y + c, d x + e y + f) to (x, y): nearest neighbour, black outside.
+
+    Coordinates are pixels from the upper left corner to a pixel's middle. `matrix` has a to f, float64 [n, 6].
     """
-
-    uint8_only = False  # True if it does not take float32
-    is_tested = False  # for Lathe's transforms: tests replace the check at the start of a run
-
-    @abstractmethod
-    def __call__(self, images: Tensor, rng: Rng) -> Tensor:
-        """Return the transformed images."""
-
-    def check(self, channels: int, height: int, width: int) -> None:  # noqa: B027 (most take all images)
-        """Raise ArgumentError if it can't be used on images of this shape."""
+    height, width = images.shape[-2:]
+    a, b, c, d, e, f = matrix[:, :, None, None].unbind(1)
+    y = torch.arange(height, dtype=torch.float64, device=images.device)[:, None] + 0.5
+    x = torch.arange(width, dtype=torch.float64, device=images.device) + 0.5
+    column, row = (a * x + b * y + c).floor(), (d * x + e * y + f).floor()
+    inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+    index = torch.where(inside, row * width + column, 0).long().flatten(1)[:, None].expand(-1, images.shape[1], -1)
+    return images.flatten(2).gather(2, index).view_as(images) * inside[:, None]
 
 
-class Field:
-    """A transform that the loaders have built in; its arguments become fields of `Augment`."""
-
-    mixes = False
-    names: ClassVar[tuple[tuple[str, str], ...]]  # own arguments, and the fields of `Augment` that they become
-
-    def fields(self) -> dict[str, Any]:
-        """Return the equivalent fields of `Augment`."""
-        return {field: getattr(self, name) for name, field in self.names}
-
-    def check(self, channels: int, height: int, width: int) -> None:
-        """Raise ArgumentError if it can't be used on images of this shape."""
+def _matrix(level: Tensor, **changes: Tensor) -> Tensor:
+    one, zero = torch.ones_like(level), torch.zeros_like(level)
+    return torch.stack(list(({"a": one, "b": zero, "c": zero, "d": zero, "e": one, "f": zero} | changes).values()), 1)
 
 
-@validated
-@dataclass(frozen=True)
-class RandomCrop(Field):
-    """Pads each image and cuts a window of the original size out of it.
-
-    Args:
-        padding: pixels on each side.
-        fill: padding with black pixels, or with the mirrored image.
-    """
-
-    names = (("padding", "crop"), ("fill", "crop_fill"))
-    padding: Count
-    fill: Literal["zero", "reflect"] = "zero"
-
-    def check(self, channels: int, height: int, width: int) -> None:
-        if self.padding >= min(height, width):
-            raise ArgumentError(
-                f"padding={self.padding} is too much for images of {height} x {width} pixels: choose less than a side."
-            )
+def shear_x(images: Tensor, level: Tensor) -> Tensor:
+    """Shift rows to the left, by `level` [n] times their distance from the top."""
+    return warp(images, _matrix(level, b=level))
 
 
-@validated
-@dataclass(frozen=True)
-class RandomFlip(Field):
-    """Flips images left to right.
-
-    Args:
-        how: "random" draws for each sample and epoch; "alternating" is as in `Augment`.
-    """
-
-    names = (("how", "flip"),)
-    how: Literal["random", "alternating"] = "random"
+def shear_y(images: Tensor, level: Tensor) -> Tensor:
+    """Shift columns up, by `level` [n] times their distance from the left."""
+    return warp(images, _matrix(level, d=level))
 
 
-@validated
-@dataclass(frozen=True)
-class Cutout(Field):
-    """Sets a random square, clipped at the border, to the mean colour (DeVries et al., arXiv:1708.04552).
-
-    Args:
-        size: side in pixels.
-    """
-
-    names = (("size", "cutout"),)
-    size: Count
-
-    def check(self, channels: int, height: int, width: int) -> None:
-        if self.size > min(height, width):
-            raise ArgumentError(
-                f"size={self.size} is a square larger than images of {height} x {width} pixels: choose a side of "
-                f"{min(height, width)} at most."
-            )
+def translate_x(images: Tensor, pixels: Tensor) -> Tensor:
+    """Shift to the right, by whole pixels."""
+    return warp(images, _matrix(pixels, c=-pixels.trunc()))
 
 
-@validated
-@dataclass(frozen=True)
-class Mixup(Field):
-    """Weighted sums of two images and of their labels (Zhang et al., arXiv:1710.09412); comes last.
-
-    Args:
-        alpha: of the Beta(alpha, alpha) of each sample's weight.
-    """
-
-    names = (("alpha", "mixup"),)
-    mixes = True
-    alpha: Positive
+def translate_y(images: Tensor, pixels: Tensor) -> Tensor:
+    """Shift down, by whole pixels."""
+    return warp(images, _matrix(pixels, f=-pixels.trunc()))
 
 
-@validated
-@dataclass(frozen=True)
-class CutMix(Field):
-    """Pastes a box of another image (Yun et al., arXiv:1905.04899); comes last.
-
-    With `Mixup` too, each sample takes either with probability one half.
-
-    Args:
-        alpha: of the Beta(alpha, alpha) of the share outside the box.
-    """
-
-    names = (("alpha", "cutmix"),)
-    mixes = True
-    alpha: Positive
-
-
-def items_of(augment: Augment) -> dict[str, Field]:
-    """Return the transforms that the fields of `augment` switch on, by the field, in their order."""
-    items: dict[str, Field] = {"crop": RandomCrop(augment.crop, augment.crop_fill)} if augment.crop else {}
-    if augment.flip != "none":
-        items["flip"] = RandomFlip(augment.flip)
-    kinds: dict[str, Callable[[Any], Field]] = {"cutout": Cutout, "mixup": Mixup, "cutmix": CutMix}
-    return items | {name: kind(value) for name, kind in kinds.items() if (value := getattr(augment, name))}
+def rotate(images: Tensor, degrees: Tensor) -> Tensor:
+    """Rotate counter-clockwise about the centre."""
+    y, x = (side / 2 for side in images.shape[-2:])
+    cos, sin = torch.cos(degrees * (math.pi / 180)), torch.sin(degrees * (math.pi / 180))
+    return warp(images, _matrix(cos, a=cos, b=-sin, c=x - cos * x + sin * y, d=sin, e=cos, f=y - sin * x - cos * y))
 
 
 def random_boxes(
@@ -196,18 +216,13 @@ class RandomResizedCrop(Transform):
     def __call__(self, images: Tensor, rng: Rng) -> Tensor:
         height, width = images.shape[-2:]
         box, found = random_boxes(rng, self.scale, self.ratio, height, width)
-        return resized(images, torch.where(found[:, None], box, box.new_tensor(self.middle(height, width))))
-
-    def middle(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return the largest central box with an allowed ratio."""
+        # otherwise the largest central box with an allowed ratio
         low, high = self.ratio
-        tall, wide = height, width
-        if width / height < low:
-            tall = round(width / low)
-        elif width / height > high:
-            wide = round(height * high)
+        tall = round(width / low) if width / height < low else height
+        wide = round(height * high) if width / height > high else width
         top, left = (height - tall) // 2, (width - wide) // 2
-        return top, top + tall, left, left + wide
+        middle = box.new_tensor((top, top + tall, left, left + wide))
+        return resized(images, torch.where(found[:, None], box, middle))
 
 
 def resized(images: Tensor, box: Tensor) -> Tensor:
@@ -271,10 +286,10 @@ class RandomErasing(Transform):
 
 
 JITTERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "brightness": ops.brightness,
-    "contrast": ops.contrast,
-    "saturation": ops.saturation,
-    "hue": ops.hue,
+    "brightness": brightness,
+    "contrast": contrast,
+    "saturation": saturation,
+    "hue": hue,
 }
 
 
@@ -316,34 +331,30 @@ class ColorJitter(Transform):
         for place in range(4):
             for number, (name, operation) in enumerate(JITTERS.items()):
                 rows = (order[:, place] == number).nonzero()[:, 0]
-                if self.widths[name] and len(rows):
-                    images[rows] = operation(images[rows], self.level(name, u[rows, number]))
+                width = self.widths[name]
+                if width and len(rows):
+                    low, high = (-width, width) if name == "hue" else (max(0.0, 1 - width), 1 + width)
+                    images[rows] = operation(images[rows], low + (high - low) * u[rows, number])
         return images
-
-    def level(self, name: str, u: Tensor) -> Tensor:
-        """Return the factor or shift for a number in [0, 1)."""
-        width = self.widths[name]
-        low, high = (-width, width) if name == "hue" else (max(0.0, 1 - width), 1 + width)
-        return low + (high - low) * u
 
 
 Op = Callable[[Tensor, Tensor], Tensor]
 Levels = tuple[float, float] | None  # at the first and the last bin; None for an operation without levels
 OPS: dict[str, tuple[Op, bool]] = {  # and whether the level has a random sign
     "identity": (lambda images, _: images, False),
-    "shear_x": (ops.shear_x, True),
-    "shear_y": (ops.shear_y, True),
-    "translate_x": (ops.translate_x, True),
-    "translate_y": (ops.translate_y, True),
-    "rotate": (ops.rotate, True),
-    "brightness": (lambda images, level: ops.brightness(images, 1 + level), True),
-    "color": (lambda images, level: ops.saturation(images, 1 + level), True),
-    "contrast": (lambda images, level: ops.contrast(images, 1 + level), True),
-    "sharpness": (lambda images, level: ops.sharpness(images, 1 + level), True),
-    "posterize": (lambda images, level: ops.posterize(images, level.round()), False),
-    "solarize": (ops.solarize, False),
-    "auto_contrast": (ops.autocontrast, False),
-    "equalize": (ops.equalize, False),
+    "shear_x": (shear_x, True),
+    "shear_y": (shear_y, True),
+    "translate_x": (translate_x, True),
+    "translate_y": (translate_y, True),
+    "rotate": (rotate, True),
+    "brightness": (lambda images, level: brightness(images, 1 + level), True),
+    "color": (lambda images, level: saturation(images, 1 + level), True),
+    "contrast": (lambda images, level: contrast(images, 1 + level), True),
+    "sharpness": (lambda images, level: sharpness(images, 1 + level), True),
+    "posterize": (lambda images, level: posterize(images, level.round()), False),
+    "solarize": (solarize, False),
+    "auto_contrast": (autocontrast, False),
+    "equalize": (equalize, False),
 }
 
 

@@ -37,7 +37,7 @@ def make_data(cfg: dict[str, Any], train: bool = False) -> Any:
         if getattr(locate(cfg["task"]), "brings_module", False):
             datamodule.fills_up = False
     else:
-        from lathe.data.foreign import share  # our own data modules have exact loaders
+        from lathe.data.external import share  # our own data modules have exact loaders
 
         share(datamodule, cfg["seed"], own=cfg["trainer"].get("use_distributed_sampler", False))
     return datamodule

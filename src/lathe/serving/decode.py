@@ -14,8 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from lathe.images.npy import read_header
-from lathe.images.pictures import COLOURS, PictureError, TooLarge, arranged, kind_of, read_picture, scaled
+from lathe.images import COLOURS, PictureError, TooLarge, arranged, kind_of, read_header, read_picture, scaled
 
 Array = np.ndarray[Any, Any]
 

@@ -79,7 +79,7 @@ def checkpoint_path(cfg: dict[str, Any]) -> Path:
         return Path(given)
     from filelock import FileLock
 
-    from lathe.data.download import check, download
+    from lathe.data.published import check, download
 
     if not given.startswith(("http://", "https://")):
         require(Path(given).is_file(), f"ckpt_sha256 is that of a file, and ckpt_path={given} is none: leave it out.")

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from lathe import files
 from lathe.data.base import ExactDataModule
-from lathe.data.shared import SharedLoader
+from lathe.data.external import SharedLoader
 from lathe.errors import UserError, require, user_location
 from lathe.measure.processes import peak_resident
 from lathe.runs.instantiate import locate

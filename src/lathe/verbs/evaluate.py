@@ -18,7 +18,7 @@ from lathe.callbacks import Progress
 from lathe.data.base import ExactDataModule
 from lathe.errors import require
 from lathe.files import followed, require_file, write_atomically
-from lathe.images.files import SUFFIXES
+from lathe.images import SUFFIXES
 from lathe.loggers import Discard
 from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint, restore

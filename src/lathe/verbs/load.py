@@ -25,7 +25,7 @@ from lathe.config.resolve import set_data_folder
 from lathe.data import Normalizer
 from lathe.data.checks import squashed
 from lathe.errors import UserError, require
-from lathe.images.files import ImageFile, find_images, open_array, open_image
+from lathe.images import ImageFile, find_images, open_array, open_image
 from lathe.loggers.csv_logger import numbers, read_lines
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.checkpoints import restore as fill

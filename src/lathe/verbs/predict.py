@@ -18,8 +18,7 @@ from lathe.data.checks import first_few, squashed, warn_once
 from lathe.errors import UserError, collect_errors, require
 from lathe.export.bundle import open_bundle
 from lathe.export.files import whole
-from lathe.images.files import ImageFile, LeftOut, UnreadableError, find_images
-from lathe.images.pictures import scaled
+from lathe.images import ImageFile, LeftOut, UnreadableError, find_images, scaled
 from lathe.runs.export_model import class_names, is_image
 from lathe.runs.inference import check_input_spec, is_lightning
 from lathe.runs.instantiate import locate

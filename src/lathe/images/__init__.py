@@ -1,1 +1,0 @@
-"""Pixels and image files: the only readers, for training, prediction and serving."""
