@@ -125,7 +125,7 @@ def scaled(picture: Array, size: tuple[int, int], squash: bool = False) -> Array
     """Crop and resize uint8 pixels `[channels, height, width]` to `size` (height, width).
 
     The window is the largest of that shape in the centre; `squash` takes the whole image. Pillow's bilinear filter
-    antialiases when it shrinks. `lathe.export.preprocess` does the same in the graph, without `squash`.
+    antialiases when it shrinks. `lathe.export.inputs` does the same in the graph, without `squash`.
     """
     if picture.shape[1:] == size:
         return picture
