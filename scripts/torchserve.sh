@@ -86,10 +86,10 @@ archive() {
 import sys
 
 from lathe.errors import UserError
-from lathe.export import manifest
+from lathe.export.bundle import read_manifest
 
 try:
-    manifest.read(sys.argv[1])
+    read_manifest(sys.argv[1])
 except UserError as error:
     sys.exit(str(error))
 CODE

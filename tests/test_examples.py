@@ -10,7 +10,7 @@ import torch
 
 from lathe.data import Digits
 from lathe.export import get
-from lathe.export.preprocess import Preprocess, Shipped
+from lathe.export.inputs import Preprocess, Shipped
 from lathe.nets import MLP
 
 SOURCE = Path(__file__).parent.parent / "examples" / "aot_inductor_cpp"

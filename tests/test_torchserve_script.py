@@ -17,7 +17,7 @@ from support.commands import environment, run
 from support.runs import ROOT, SMALL
 
 from lathe.data import Digits
-from lathe.export import manifest
+from lathe.export.bundle import MANIFEST, write_manifest
 
 SCRIPT = str(ROOT / "scripts" / "torchserve.sh")
 needs_torchserve = pytest.mark.skipif(
@@ -160,8 +160,8 @@ def test_an_archive_that_can_not_be_loaded_is_said_and_nothing_is_left(trained: 
     done = torchserve(f"run={run_dir}", cwd=tmp_path)  # changed since it was exported
     assert done.returncode == 1
     assert done.stderr.startswith(f"{path} is not the file that was exported")
-    content = json.loads((path.parent / manifest.NAME).read_text())
-    manifest.write(path.parent, {key: content[key] for key in content if key not in ("version", "files")})
+    content = json.loads((path.parent / MANIFEST).read_text())
+    write_manifest(path.parent, {key: content[key] for key in content if key not in ("version", "files")})
     (tmp_path / "scratch").mkdir()
     done = torchserve(f"run={run_dir}", cwd=tmp_path, TMPDIR=str(tmp_path / "scratch"))
     assert done.returncode == 1

@@ -14,19 +14,16 @@ from torch import Tensor
 
 from lathe import export, measure
 from lathe.errors import UserError, did_you_mean, require
-from lathe.export import manifest as manifests
-from lathe.export.bundle import open_bundle
+from lathe.export.bundle import MANIFEST, open_bundle, read_manifest
 from lathe.files import scratch, write_atomically
 from lathe.measure import plot
 from lathe.receipt import measured, page
 from lathe.receipt.measured import CPU, Form, Module, Opened, reason, time_forms
-from lathe.receipt.forms import CPU, Form, Module, Opened, time_forms
 from lathe.runs.checkpoints import is_outdated
 from lathe.runs.export_model import ExportModel, open_export_model
 from lathe.runs.rundir import RunDir, open_run
-from lathe.verbs.export import make, ready_for
+from lathe.verbs.export import arithmetic_of, make, odd_inputs, ready_for
 from lathe.verbs.export import targets_of as options_of
-from lathe.verbs.export_parity import arithmetic_of, odd_inputs
 from suites.results import table
 from suites.runner import report
 
@@ -42,7 +39,7 @@ class Bundled(Form):
     """An export in a folder. `source` is the file's origin, `arithmetic` its number format."""
 
     def __init__(self, folder: Path, source: str, arithmetic: str) -> None:
-        manifest = manifests.read(folder, "targets")
+        manifest = read_manifest(folder, "targets")
         super().__init__("this", str(manifest["target"]))
         self.folder, self.source, self.arithmetic = folder, source, arithmetic
         self.integers = bool(manifest["integers"])
@@ -195,8 +192,8 @@ def _open_file(
     With `changed` the options differ from those of the run's export.
     """
     shipped, notes = run.path / "exports" / name, list[str]()
-    if not changed and (shipped / manifests.NAME).is_file():
-        stale = _explain_stale(run, manifests.read(shipped, "targets"), facts)
+    if not changed and (shipped / MANIFEST).is_file():
+        stale = _explain_stale(run, read_manifest(shipped, "targets"), facts)
         if stale is None:
             report(f"{name}: exports/{name}")
             parity = json.loads((shipped / "parity.json").read_text())

@@ -12,8 +12,7 @@ from lathe.files import scratch
 from lathe.launch.api import compose, train
 from lathe.measure import interleaved, plot
 from lathe.runs.rundir import RunDir, open_run
-from lathe.verbs.export import make, ready_for, targets_of
-from lathe.verbs.export_parity import compared
+from lathe.verbs.export import compared, make, ready_for, targets_of
 from suites.inference import Bundled, inputs_of
 from suites.results import MIB, Columns, Facts, Results, Spread, Threshold, fact, full
 from suites.runner import report

@@ -13,7 +13,8 @@ from suites.inference import winners
 from support.runs import SMALL, config, new_run
 
 from lathe import export
-from lathe.export import manifest
+from lathe.export.bundle import read_manifest, write_manifest
+from lathe.files import sha256
 from lathe.receipt import measured, write
 from lathe.runs.checkpoints import KEY
 from lathe.runs.rundir import RunDir
@@ -44,7 +45,7 @@ def file(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.no_grad():
         facts = make(ready_for("onnx", {}, trained), "onnx", {}, folder)
     (folder / "parity.json").write_text(json.dumps({"arithmetic": "float32"}))
-    manifest.write(folder, facts)
+    write_manifest(folder, facts)
     return folder
 
 
@@ -79,7 +80,7 @@ def test_an_export_is_measured_with_the_module(run: RunDir, capsys: pytest.Captu
     threads, random, before = (
         torch.get_num_threads(),
         torch.get_rng_state(),
-        manifest.sha256(run.path / "exports" / "onnx" / "model.onnx"),
+        sha256(run.path / "exports" / "onnx" / "model.onnx"),
     )
     found = compare(run, "onnx")
     assert (torch.get_num_threads(), torch.equal(torch.get_rng_state(), random)) == (threads, True)
@@ -106,7 +107,7 @@ def test_an_export_is_measured_with_the_module(run: RunDir, capsys: pytest.Captu
     assert text in capsys.readouterr().out
     assert all(cell["sentence"] in text for cell in found["winners"])
     assert (output / "plot.svg").read_text().count("<svg") == 2
-    assert manifest.sha256(run.path / "exports" / "onnx" / "model.onnx") == before
+    assert sha256(run.path / "exports" / "onnx" / "model.onnx") == before
     assert not (run.path / "receipt.json").exists()
 
 
@@ -117,9 +118,9 @@ def test_stale_exports_are_made_again_and_missing_or_wrong_ones_are_listed(
         type(export.get("aot_inductor")), "available", lambda self: "no C++ compiler was found: install g++."
     )
     stale = run.path / "exports" / "onnx"
-    content = manifest.read(stale)
+    content = read_manifest(stale)
     content.pop("files")
-    manifest.write(stale, {**content, "checkpoint": "last"})
+    write_manifest(stale, {**content, "checkpoint": "last"})
     shutil.copytree(run.path / "exports" / "onnx", run.path / "exports" / "onnx_int8")
     (run.path / "exports" / "onnx_int8" / "model.onnx").write_bytes(b"tampered")
     group = {**config(f"run={run.path}", "target=[onnx,onnx_int8]", name="export")["target"], "aot_inductor": {}}
@@ -138,9 +139,9 @@ def test_stale_exports_are_made_again_and_missing_or_wrong_ones_are_listed(
 def test_a_file_that_computes_something_else_is_not_timed(run: RunDir) -> None:
     """As of an earlier version, whose manifest does not name the checkpoint."""
     folder = run.path / "exports" / "onnx"
-    content = manifest.read(folder)
+    content = read_manifest(folder)
     content.pop("files")
-    manifest.write(folder, {key: value for key, value in content.items() if key != KEY})
+    write_manifest(folder, {key: value for key, value in content.items() if key != KEY})
     state = torch.load(run.best, weights_only=True)
     state["state_dict"]["head.weight"] = state["state_dict"]["head.weight"].flip(0)
     torch.save(state, run.best)

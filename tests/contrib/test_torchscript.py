@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lathe.errors import UserError
 from lathe.export import get
-from lathe.export.preprocess import Preprocess, Shipped
+from lathe.export.inputs import Preprocess, Shipped
 from lathe.nets import ViT
 
 Make = Callable[[], nn.Module]

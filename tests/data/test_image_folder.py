@@ -29,7 +29,7 @@ from lathe.errors import UserError
 from lathe.runs.build import make_data
 from lathe.runs.rundir import RunDir
 from lathe.training.train import train
-from lathe.verbs import export_parity as parity
+from lathe.verbs import export as parity
 from lathe.verbs.load import load
 
 CLASSES = {"dog": 30, "cat": 20, "fox": 10}

@@ -1,4 +1,4 @@
-"""Preprocessing in the graph: bit-equal to training's, and torch's resizing of the centre."""
+"""Preprocessing of pixels in the graph."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from torch.nn.functional import interpolate
 from lathe import export
 from lathe.data import Normalizer
 from lathe.errors import UserError
-from lathe.export.preprocess import Preprocess, Shipped, check_input_size
+from lathe.export.inputs import Preprocess, Shipped, check_input_size
 
 MEAN, STD = [0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762]
 SIZES = [

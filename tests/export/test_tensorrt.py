@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lathe.compression.quantization.net import LayerPlan, integer_weight
 from lathe.errors import UserError
 from lathe.export import get
-from lathe.export.preprocess import Preprocess, Shipped
+from lathe.export.inputs import Preprocess, Shipped
 from lathe.export.targets import tensorrt
 from lathe.export.targets.onnx import write
 from lathe.nets import GPT

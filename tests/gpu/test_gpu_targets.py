@@ -19,8 +19,8 @@ from support.server_process import BINARY, Served
 from lathe import export
 from lathe.export.torch_runner import DEVICES
 from lathe.receipt import measured
-from lathe.serving import model, worker
-from lathe.serving.batcher import Batcher
+from lathe.serving import model
+from lathe.serving.batcher import Batcher, launch
 from lathe.serving.options import read
 from lathe.verbs.load import Run
 
@@ -166,7 +166,7 @@ def test_workers_of_a_server_compute_on_devices(gpu: Acceptance, run: Run, targe
     facts = model.describe(options.run, target, options.checkpoint)
 
     async def answers() -> list[Any]:
-        engine = Batcher(partial(worker.launch, options=options, facts=facts), options)
+        engine = Batcher(partial(launch, options=options, facts=facts), options)
         try:
             await engine.start()
             assert engine.ready == len(places)

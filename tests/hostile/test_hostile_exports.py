@@ -16,8 +16,8 @@ from torch import nn
 
 from lathe import trust
 from lathe.contrib.torchserve import sources
-from lathe.export import get, manifest
-from lathe.export.bundle import open_bundle
+from lathe.export import get
+from lathe.export.bundle import open_bundle, write_manifest
 
 CONTENT = {
     "classes": None,
@@ -34,7 +34,7 @@ def bundle(folder: Path, target: str, data: bytes, made: bool = False) -> Path:
     folder.mkdir(exist_ok=True)
     name = f"model{get(target).suffix}"
     (folder / name).write_bytes(data)
-    manifest.write(folder, {"target": target, "file": name, **CONTENT})
+    write_manifest(folder, {"target": target, "file": name, **CONTENT})
     if not made:
         edit_json(folder / "manifest.json", lambda content: content.update(made="0" * 64))
     return folder

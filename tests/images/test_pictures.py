@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from lathe.export.preprocess import Preprocess
+from lathe.export.inputs import Preprocess
 from lathe.images import READERS, PictureError, TooLarge, arranged, kind_of, picture_size, read_picture, scaled
 
 

@@ -18,13 +18,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from lathe.config.schema import key_schemas
-from lathe.data.workers import Reader
+from lathe.data.order import Reader
 from lathe.errors import Stopped, UserError
 from lathe.files import scratch
 from lathe.launch.error_reporting import FULL_ERROR, explain_error, raise_on_signal, report_error, report_errors
-from lathe.data.order import Reader
-from lathe.errors import UserError
-from lathe.launch.error_reporting import FULL_ERROR, explain_error, report_error, report_errors
 from lathe.runs.instantiate import instantiate
 from lathe.training.train import train
 

@@ -17,7 +17,6 @@ from lathe.launch import launcher as launching
 from lathe.launch.external_launch import ExternalLaunch
 from lathe.runs.rundir import RunDir
 from lathe.training.final_evaluation import proposals
-from lathe.training.summary import proposals
 from lathe.training.train import train
 
 

@@ -15,7 +15,7 @@ from lathe.data import Normalizer
 from lathe.data.checks import squashed
 from lathe.data.shards import FolderSamples, ShardDataModule, Shards, index_tars, write_shards
 from lathe.errors import UserError
-from lathe.export.preprocess import Preprocess
+from lathe.export.inputs import Preprocess
 from lathe.images import find_images
 from lathe.runs.export_model import make_preprocess
 from lathe.runs.instantiate import instantiate

@@ -18,7 +18,7 @@ from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
 from lathe.tasks.core import core_of
 from lathe.training.train import train
-from lathe.verbs import export_parity as parity
+from lathe.verbs import export as parity
 from lathe.verbs import export_probe
 from lathe.verbs.evaluate import evaluate
 from lathe.verbs.export import ship

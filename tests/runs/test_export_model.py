@@ -9,7 +9,7 @@ from support.runs import SMALL, config
 
 from lathe.compression.quantization.net import describe
 from lathe.errors import UserError
-from lathe.export.preprocess import Shipped
+from lathe.export.inputs import Shipped
 from lathe.runs.export_model import class_names, open_export_model
 from lathe.runs.inference import open_run_net
 from lathe.runs.rundir import RunDir

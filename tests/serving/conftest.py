@@ -13,8 +13,7 @@ from support.runs import ROOT, SMALL, new_run
 from lathe import export
 from lathe.config.schema import problems
 from lathe.errors import refuse
-from lathe.export import manifest
-from lathe.export.bundle import open_bundle
+from lathe.export.bundle import open_bundle, write_manifest
 from lathe.runs.export_model import open_export_model
 from lathe.serving.options import read
 from lathe.training.train import train
@@ -30,7 +29,7 @@ def served_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = run / "exports/onnx"
     folder.mkdir(parents=True)
     export.get("onnx").export(found.net, found.example, folder / "model.onnx")
-    manifest.write(folder, {"target": "onnx", "file": "model.onnx", **found.facts})
+    write_manifest(folder, {"target": "onnx", "file": "model.onnx", **found.facts})
     return run
 
 

@@ -1,12 +1,18 @@
-"""The keys of configs/serve.yaml that depend on each other, on the machine or the environment."""
+"""The keys of configs/serve.yaml that depend on each other, and which export is served."""
 
+import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lathe.errors import UserError
-from lathe.serving import options as module
+from lathe.runs.checkpoints import KEY as HASH
+from lathe.runs.checkpoints import checkpoint_hash
+from lathe.serving.model import describe, load
 from lathe.serving.options import KEY
 
 GPU = {"accelerator": "gpu", "devices": 1}
@@ -44,7 +50,7 @@ def test_the_key_of_the_command_comes_before_the_environments(
 def test_a_worker_for_each_gpu(
     options: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, count: int, asked: Any, wanted: list[str]
 ) -> None:
-    monkeypatch.setattr(module, "gpus", lambda: [f"cuda:{index}" for index in range(count)])
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
     found = options(workers=asked, trainer=GPU)
     assert (found.workers, list(found.devices)) == (len(wanted), wanted)
 
@@ -55,8 +61,42 @@ def test_on_the_cpu_there_is_one_worker_and_no_device(options: Callable[..., Any
 
 
 def test_without_a_gpu_or_an_export_it_is_refused(options: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "gpus", list)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with pytest.raises(UserError, match=r"^trainer.accelerator=gpu: no GPU is visible here"):
         options(trainer=GPU)
     with pytest.raises(UserError, match="name one export"):
         options(export=None)
+
+
+def test_an_export_of_earlier_weights_is_refused(served_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(served_run, run)
+    path = run / "exports/onnx/manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, HASH: checkpoint_hash(run / "checkpoints/best.ckpt")}))
+    assert describe(str(run), "onnx", "best")["target"] == "onnx"
+    with (run / "checkpoints/best.ckpt").open("ab") as file:
+        file.write(b"of a later epoch")
+    with pytest.raises(UserError, match=r"^target=onnx: exports/onnx is of an earlier best\.ckpt: export"):
+        describe(str(run), "onnx", "best")
+
+
+def test_a_checkpoint_that_the_export_is_not_of_is_refused(served_run: Path) -> None:
+    with pytest.raises(UserError, match=r"^checkpoint=last: target=onnx was exported from best\.ckpt"):
+        describe(str(served_run), "onnx", "last")
+
+
+def test_an_export_that_is_not_there_is_refused(served_run: Path) -> None:
+    for target in ("onnx_int8", "../checkpoints", "..", "."):
+        with pytest.raises(UserError, match=r"make it with python scripts/export\.py"):
+            describe(str(served_run), target, "best")
+
+
+def test_the_module_answers_as_its_export_with_and_without_a_device(served_run: Path, digits: np.ndarray) -> None:
+    assert describe(str(served_run), "module", "best")["target"] == "module"
+    for target in ("module", "onnx"):
+        for device in (None, "cpu"):
+            net = load(str(served_run), target, "best", 1, device)
+            for rows in (1, 32, 5):
+                wanted = load(str(served_run), "onnx", "best", 1)(digits[:rows])
+                np.testing.assert_allclose(net(digits[:rows]), wanted, rtol=1e-4, atol=1e-4)

@@ -19,9 +19,9 @@ from support.runs import SMALL, new_run
 from support.server_process import Served
 
 from lathe import export
-from lathe.export import manifest as manifests
+from lathe.export.bundle import write_manifest
 from lathe.runs.export_model import open_export_model
-from lathe.serving.page import page
+from lathe.serving.app import page
 from lathe.training.train import train
 
 DIGITS = {
@@ -153,7 +153,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ready, folder = open_export_model(run), run / "exports" / "onnx"
     folder.mkdir(parents=True)
     export.get("onnx").export(ready.net, ready.example, folder / "model.onnx")
-    manifests.write(folder, {"target": "onnx", "file": "model.onnx", **ready.facts})
+    write_manifest(folder, {"target": "onnx", "file": "model.onnx", **ready.facts})
     with Served(run, "target=onnx", LATHE_API_KEY=KEY) as process:
         yield f"http://127.0.0.1:{process.port}"
 

@@ -28,8 +28,8 @@ def shaken(net: nn.Module) -> nn.Module:
 def quantized() -> Callable[..., nn.Module]:
     """Quantize a net in place, with ranges calibrated on inputs."""
 
-    def make(net: nn.Module, inputs: Tensor, plan: LayerPlan | None = None) -> nn.Module:
-        quantize(net, inputs[:2], plan or LayerPlan())
+    def make(net: nn.Module, inputs: Tensor, plan: LayerPlan | None = None, **overrides: LayerPlan) -> nn.Module:
+        quantize(net, inputs[:2], plan or LayerPlan(), overrides)
         calibrate(net, [inputs])
         freeze_observers(net)
         return net

@@ -1,6 +1,7 @@
 """Requests, small runs, and bytes that must not be in a file, for the tests of exports."""
 
 import io
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
@@ -10,9 +11,10 @@ from typing import Any
 import torch
 
 from lathe import export
+from lathe.runs.export_model import open_export_model
 from lathe.runs.rundir import RunDir
 from lathe.training.train import train
-from support.runs import SMALL, config, new_run
+from support.runs import ROOT, SMALL, config, new_run
 
 WHOLE = ["onnx", "onnx/manifest.json", "onnx/model.onnx", "onnx/parity.json"]  # the files of target=onnx in exports/
 CNN = ("model=resnet20", "model.net.depth=8", "model.net.width=8", "data.batch_size=64")
@@ -59,6 +61,15 @@ def _unpacked(data: bytes) -> Iterator[bytes]:
             for name in archive.namelist():
                 yield name.encode()
                 yield from _unpacked(archive.read(name))
+
+
+def leaks(run: RunDir, target: str, scratch: Path) -> list[str]:
+    """Return which training data, or paths of this machine, the files of an export contain."""
+    wanted = dict(needles(open_export_model(run.path).data))
+    places = (Path.home(), Path.cwd(), ROOT, run.path, sys.prefix, scratch)
+    wanted |= {str(place): str(place).encode() for place in places if len(str(place)) > 5}
+    texts = [text for path in (run.path / "exports" / target).iterdir() for text in contents(path)]
+    return [what for what, needle in wanted.items() if any(needle in text for text in texts)]
 
 
 def needles(data: Any, count: int = 8) -> Mapping[str, bytes]:

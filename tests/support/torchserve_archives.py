@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from lathe.export import get
-from lathe.export.preprocess import Preprocess, Shipped
+from lathe.export.inputs import Preprocess, Shipped
 from lathe.nets import MLP
 
 NAMES = ["zero", "one", "two", "three"]

@@ -30,12 +30,11 @@ from lathe.runs.export_model import open_core
 from lathe.runs.rundir import RunDir
 from lathe.serving import model as served
 from lathe.serving.decode import BadRequest, Limits
-from lathe.serving.named import decode_named, is_batched, unpack
+from lathe.serving.model import decode_named, is_batched, unpack
 from lathe.serving.options import read
-from lathe.verbs import export_parity as parity
+from lathe.verbs import export as parity
 from lathe.verbs.export import ship
-from lathe.verbs.predict import predict
-from lathe.verbs.predict_module import gather
+from lathe.verbs.predict import gather, predict
 
 pytestmark = pytest.mark.law6
 BATCH = default_collate([Rows(26)[row] for row in range(26)])
@@ -395,9 +394,9 @@ def test_bad_requests_of_named_arrays(fusion: RunDir) -> None:
 def test_a_run_that_is_not_served_is_refused_before_packages_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lathe.verbs import serve
+    from lathe.serving import options
 
-    monkeypatch.setattr(serve, "find_spec", lambda name: None)
+    monkeypatch.setattr(options, "find_spec", lambda name: None)
     given = config(f"run={tmp_path}", name="serve") | {"export": "onnx"}
     with pytest.raises(UserError, match=r"config\.yaml"):
-        serve.serve({"request": given, "paths": {"run_dir": str(tmp_path)}})
+        options.serve({"request": given, "paths": {"run_dir": str(tmp_path)}})

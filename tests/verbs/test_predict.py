@@ -1,24 +1,51 @@
-"""Predictions for images outside any data set."""
+"""Predictions for images outside any data set; bad files, names, full disks."""
 
+import csv
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from support.predicting import request, rows, save
-from support.runs import SMALL, new_run
+from support.runs import SMALL, config, new_run
 
 import lathe
 from lathe import export
 from lathe.errors import UserError
-from lathe.export import manifest as manifests
+from lathe.export.bundle import MANIFEST, write_manifest
 from lathe.runs.export_model import open_export_model
 from lathe.runs.instantiate import instantiate
 from lathe.runs.rundir import RunDir
 from lathe.training.train import train
 from lathe.verbs.predict import predict
+
+
+def request(run: RunDir, source: Path, output: Path, *overrides: str) -> dict[str, Any]:
+    asked = config(
+        f"run={run.path}",
+        f"input={source}",
+        f"output={output}",
+        "trainer.accelerator=cpu",
+        "trainer.enable_progress_bar=false",
+        *overrides,
+        name="predict",
+    )
+    cfg = run.config
+    cfg["trainer"] |= asked["trainer"]
+    cfg["strategy"], cfg["request"] = asked["strategy"], asked
+    return cfg
+
+
+def rows(output: Path) -> list[list[str]]:
+    with open(output, newline="") as file:
+        return list(csv.reader(file))
+
+
+def save(folder: Path, array: np.ndarray) -> Path:
+    np.save(folder / "images.npy", array)
+    return folder / "images.npy"
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +62,11 @@ def images(run: RunDir) -> tuple[np.ndarray, np.ndarray]:
     data.setup()
     pixels, labels = data.open()["test"].read()
     return pixels, np.asarray(labels)
+
+
+@pytest.fixture
+def pixels(images: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    return images[0]
 
 
 def test_predictions_agree_with_the_runs_own_evaluation(run: RunDir, images: Any, tmp_path: Path) -> None:
@@ -113,7 +145,7 @@ def exported(run: RunDir, name: str) -> None:
     folder, file = run.path / "exports" / name, f"model{target.suffix}"
     folder.mkdir(parents=True)
     target.export(ready.net, ready.example, folder / file)
-    manifests.write(folder, {"target": name, "file": file, **ready.facts})
+    write_manifest(folder, {"target": name, "file": file, **ready.facts})
 
 
 def same_lines(left: list[list[str]], right: list[list[str]]) -> None:
@@ -127,7 +159,7 @@ def test_an_export_predicts_what_the_module_does(run: RunDir, images: Any, tmp_p
     predict(request(run, source, tmp_path / "module.csv"))
     assert predict(request(run, source, tmp_path / "onnx.csv", "export=onnx", "batch_size=100")) == 297
     same_lines(rows(tmp_path / "onnx.csv"), rows(tmp_path / "module.csv"))
-    path = run.path / "exports" / "onnx" / manifests.NAME
+    path = run.path / "exports" / "onnx" / MANIFEST
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps(manifest | {"checkpoint_sha256": "of an earlier one"}))
     with pytest.raises(UserError, match=r"^target=onnx: exports/onnx is of an earlier best\.ckpt: export"):
@@ -169,3 +201,70 @@ def test_the_next_token_of_each_sequence(tmp_path: Path) -> None:
     same_lines(rows(tmp_path / "onnx.csv"), rows(tmp_path / "out.csv"))
     with pytest.raises(UserError, match=r"^input=.*images\.npy holds token ids from 32 to 32: expected 0 to 31\.$"):
         predict(request(run, save(tmp_path, np.full((1, 3), 32)), tmp_path / "no.csv"))
+
+
+def test_an_output_takes_the_place_of_nothing_that_is_read(run: RunDir, pixels: np.ndarray, tmp_path: Path) -> None:
+    source = save(tmp_path, pixels[:2])
+    (tmp_path / "link.csv").symlink_to(source)
+    (run.path / "exports").mkdir(exist_ok=True)
+    Image.fromarray(pixels[0, 0]).save(tmp_path / "seven.png")
+    own = [
+        run.path / "config.yaml",
+        run.path / "checkpoints" / "best.ckpt",
+        run.path / "result.json",
+        run.path / "exports" / "x.csv",
+    ]
+    before = {path: path.read_bytes() for path in (source, tmp_path / "seven.png", *own[:3])}
+    for given, output in [
+        (source, source),
+        (source, tmp_path / "link.csv"),
+        (tmp_path, tmp_path / "seven.png"),
+        (tmp_path, tmp_path / "new.npy"),
+        *[(source, path) for path in own],
+    ]:
+        with pytest.raises(UserError, match=r"^output=.* would take the place of .*: name another file\.$"):
+            predict(request(run, given, output))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="is a pipe"):
+        predict(request(run, source, tmp_path / "pipe"))
+    assert {path: path.read_bytes() for path in before} == before
+    predict(request(run, source, tmp_path / "out.csv"))
+    predict(request(run, source, run.path / "predictions.csv"))  # next to the run's own files
+
+
+def test_a_damaged_image_far_back_leaves_no_output(run: RunDir, tmp_path: Path) -> None:
+    folder = tmp_path / "png"
+    folder.mkdir()
+    for number in range(9):
+        Image.fromarray(np.full((8, 8), 9, np.uint8)).save(folder / f"{number}.png")
+    path = folder / "8.png"
+    path.write_bytes(path.read_bytes()[:50])  # the header is whole
+    with pytest.raises(
+        UserError, match=r"8\.png can't be read as a PNG image.*, or set skip_bad to how many may be left"
+    ):
+        predict(request(run, folder, tmp_path / "out.csv", "batch_size=2"))
+    assert [path.name for path in tmp_path.iterdir()] == ["png"]
+
+
+def test_bad_files_of_a_folder_are_left_out_and_named(run: RunDir, pixels: np.ndarray, tmp_path: Path) -> None:
+    folder, output = tmp_path / "png", tmp_path / "out.csv"
+    folder.mkdir()
+    for number in range(7):
+        Image.fromarray(pixels[number, 0]).save(folder / f"{number}.png")
+    predict(request(run, folder, output, "batch_size=2"))
+    whole = rows(output)
+    (folder / "1.png").write_bytes((folder / "1.png").read_bytes()[:50])  # the header is whole
+    (folder / "4.png").write_bytes(b"none")
+    (folder / "5.npy").write_bytes(b"none")
+    with pytest.warns(UserWarning, match=r"^skip_bad=3 leaves out 4\.png, 5\.npy, 1\.png\.$"):
+        assert predict(request(run, folder, output, "batch_size=2", "skip_bad=3")) == 5
+    assert rows(output) == [row for row in whole if row[0] not in ("1.png", "4.png")]
+    for most in (0, 1, 2):
+        with pytest.raises(UserError, match=r"[145]\.(png|npy) .* or set skip_bad to how many may be left out\.$"):
+            predict(request(run, folder, output, "batch_size=2", f"skip_bad={most}"))
+    assert len(rows(output)) == 6
+    for path in sorted(folder.iterdir()):
+        path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(UserError, match=r"^skip_bad=9: .*can be read: mend it\.$"):
+        predict(request(run, folder, tmp_path / "none.csv", "skip_bad=9"))
+    assert not (tmp_path / "none.csv").exists()

@@ -46,10 +46,8 @@ FLOOR = 0.01  # of the first loss: below it, a rising loss counts as zero
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    """Treat a redirect as an error: messages are sent only to the given address."""
-
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        return None
+        """Treat a redirect as an error: messages are sent only to the given address."""
 
 
 class Webhook:
@@ -139,11 +137,7 @@ class Alerts(Callback):
         first = getattr(rank_zero_only, "rank", 0) == 0
         self._webhook = Webhook(url, timeout) if url is not None and first else None
         if self._webhook is not None and not str(url).startswith(ENV):
-            print(
-                f"{KEY}.url: config.yaml and overrides.yaml of the run keep this address; url={ENV}NAME keeps the name "
-                "of a variable that holds it.",
-                flush=True,
-            )
+            print(f"{KEY}.url: config.yaml keeps this address; url={ENV}NAME keeps the name of a variable.", flush=True)
         self._gpus: list[Gpu] = []
         self._throughput: Throughput | None = None
         self._clear()
@@ -161,11 +155,8 @@ class Alerts(Callback):
             return
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # a connector sets it
         self._throughput = next((one for one in callbacks if isinstance(one, Throughput)), None)
-        require(
-            self.throughput_drop is None or self._throughput is not None,
-            f"{KEY}.throughput_drop={self.throughput_drop} needs callbacks.throughput, which measures it: add it to "
-            "callbacks, or set throughput_drop=null.",
-        )
+        message = f"{KEY}.throughput_drop={self.throughput_drop} needs callbacks.throughput: add it, or set null."
+        require(self.throughput_drop is None or self._throughput is not None, message)
         if self.temperature is None or not trainer.is_global_zero:
             return
         reason = "this machine has no sensor that psutil can read"
@@ -244,8 +235,7 @@ class Alerts(Callback):
         if self._gpus:
             known = [gpu.celsius() for gpu in self._gpus]
             return max((found for found in known if found is not None), default=None)
-        # Linux and FreeBSD only
-        sensors: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict[str, Any])()
+        sensors: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict[str, Any])()  # Linux and FreeBSD only
         return max((one.current for group in sensors.values() for one in group), default=None)
 
     def _judge(self, trainer: Trainer, kind: str, bad: bool, text: str, value: float, limit: float) -> None:

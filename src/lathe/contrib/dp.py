@@ -1,6 +1,7 @@
 """The old DataParallel, as a baseline for DDP."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from lathe.config.types import Count, NonNegativeInt
 from lathe.config.validation import validated
-from lathe.errors import UserError
+from lathe.errors import require
 
 
 class DP(SingleDeviceStrategy):
@@ -35,10 +36,8 @@ class DP(SingleDeviceStrategy):
         | Annotated[list[NonNegativeInt], Field(min_length=1)]
         | None = None,
     ) -> None:
-        if not torch.cuda.is_available():
-            raise UserError(
-                "strategy=dp drives several GPUs from one process and none is visible here: use strategy=ddp or auto."
-            )
+        message = "strategy=dp drives several GPUs from one process and none is visible here: use strategy=ddp or auto."
+        require(torch.cuda.is_available(), message)
         every = devices in (None, "auto", -1)
         count = torch.cuda.device_count() if every or not isinstance(devices, int) else devices
         self.devices = list(devices) if isinstance(devices, list) else list(range(count))
@@ -47,27 +46,26 @@ class DP(SingleDeviceStrategy):
 
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
-        assert self.lightning_module is not None
-        net = self.lightning_module.net
-        assert isinstance(net, nn.Module)
-        self._parallel = nn.DataParallel(net, device_ids=self.devices)
+        module: Any = self.lightning_module
+        self._parallel = nn.DataParallel(module.net, device_ids=self.devices)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._through(super().training_step, *args, **kwargs)
+        with self._replicated():
+            return super().training_step(*args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._through(super().validation_step, *args, **kwargs)
+        with self._replicated():
+            return super().validation_step(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._through(super().test_step, *args, **kwargs)
+        with self._replicated():
+            return super().test_step(*args, **kwargs)
 
-    def _through(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        module = self.lightning_module
-        assert module is not None
-        net = module.net
-        assert self._parallel is not None
-        module.net = self._parallel
+    @contextmanager
+    def _replicated(self) -> Iterator[None]:
+        module: Any = self.lightning_module
+        net, module.net = module.net, self._parallel
         try:
-            return step(*args, **kwargs)
+            yield
         finally:
             module.net = net

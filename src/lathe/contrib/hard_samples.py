@@ -1,7 +1,5 @@
 """Train on the hardest samples of the last epochs."""
 
-import csv
-import io
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from lathe.config.validate import SPLIT_NETS
 from lathe.config.validation import validated
 from lathe.data.order import Selection
 from lathe.errors import require
-from lathe.files import write_atomically
+from lathe.files import csv_text, write_atomically
 from lathe.measure.processes import everyones
 
 KEY = "hard_samples"  # in a checkpoint
@@ -29,11 +27,9 @@ OUT = "leave hard_samples out of callbacks"
 class HardSamples(SkippableHooks, Callback):
     """Train each epoch on a `share` of the training samples: the hardest ones and random others.
 
-    The hardest have the largest cross-entropy when last trained on; see `Selection`. Losses are those of the training
-    steps, of augmented samples, without label smoothing, class weights or custom losses. Ranks exchange them at an
-    epoch's end, so that they choose the same samples as one process, up to rounding. Checkpoints keep them;
-    hard_samples.csv in the run directory lists the largest at the end, with number in stored order, label, times
-    trained on, and file or item.
+    The hardest have the largest cross-entropy when last trained on, augmented, without label smoothing or weights; see
+    `Selection`. Ranks exchange losses at an epoch's end, so that they choose the same samples as one process, up to
+    rounding. Checkpoints keep them; hard_samples.csv in the run directory lists the largest at the end.
 
     Args:
         share: of the training samples in an epoch; schedules and step counts are shorter accordingly.
@@ -56,18 +52,12 @@ class HardSamples(SkippableHooks, Callback):
         if stage != "fit":
             return
         data: Any = getattr(trainer, "datamodule", None)
-        require(
-            getattr(data, "selects", False),
-            f"callbacks.hard_samples: samples of {type(data).__name__} can't be chosen by number: use images that "
-            f"Lathe reads, such as data=cifar10 or data=image_folder, or data=dataset with a __len__, or {OUT}.",
-        )
+        message = f"samples of {type(data).__name__} can't be chosen by number: use images, a dataset with a __len__"
+        require(getattr(data, "selects", False), f"callbacks.hard_samples: {message}, or {OUT}.")
         strategy = type(trainer.strategy).__name__
         require(strategy not in SPLIT_NETS, f"callbacks.hard_samples needs a whole net, and {strategy} cuts it: {OUT}.")
-        require(
-            hasattr(pl_module, "sample_losses"),
-            f"callbacks.hard_samples: {type(pl_module).__name__} has no cross-entropy of each sample: use "
-            f"task=classification, or {OUT}.",
-        )
+        message = f"{type(pl_module).__name__} has no cross-entropy of each sample: use task=classification"
+        require(hasattr(pl_module, "sample_losses"), f"callbacks.hard_samples: {message}, or {OUT}.")
         self._selection = data.selection = Selection(self.share, self.hardest, self.passes)
         self._rows = None
 
@@ -75,20 +65,13 @@ class HardSamples(SkippableHooks, Callback):
         module: Any = pl_module
         loader: Any = trainer.datamodule.train_dataloader()  # type: ignore[attr-defined]
         n, count = loader.n, self._selection.count(loader.n, loader.global_batch_size)
+        require(loader.shuffle, f"callbacks.hard_samples: trainer.overfit_batches takes the same few samples: {OUT}.")
+        mixes = getattr(getattr(loader, "augment", None), "mixes", False)
         require(
-            loader.shuffle,
-            f"callbacks.hard_samples: trainer.overfit_batches trains on the same few samples again and again: {OUT}.",
+            not mixes, f"callbacks.hard_samples: data.augment mixes samples: switch mixup and cutmix off, or {OUT}."
         )
-        require(
-            not getattr(getattr(loader, "augment", None), "mixes", False),
-            "callbacks.hard_samples: data.augment mixes samples, and a mixture's loss is that of none of them: switch "
-            f"mixup and cutmix off, or {OUT}.",
-        )
-        require(
-            "whole_step" not in vars(module),
-            "callbacks.hard_samples reads the logits of each step, which compile.scope=step keeps within one "
-            f"function: use compile.scope=net, or {OUT}.",
-        )
+        whole = "compile.scope=step hides the logits of a step: use compile.scope=net"
+        require("whole_step" not in vars(module), f"callbacks.hard_samples: {whole}, or {OUT}.")
         if trainer.is_global_zero:
             print(f"hard_samples: an epoch takes {count} of {n} training samples.", flush=True)
         steps = planned_batches(trainer, loader.limit)
@@ -114,23 +97,19 @@ class HardSamples(SkippableHooks, Callback):
         if self._rows is None:
             self._rows = self._loader.rows().to(outputs.device)
         rows, target = self._rows[self._batch], batch[1]
-        require(
-            not target.is_floating_point() and len(target) == len(rows),
-            f"callbacks.hard_samples: a batch of {len(rows)} samples has targets of {tuple(target.shape)} "
-            f"({str(target.dtype).removeprefix('torch.')}), where each sample has a class number of its own: let "
-            f"data.collate_fn keep them apart, or {OUT}.",
+        message = (
+            f"a batch of {len(rows)} samples has targets of {tuple(target.shape)} ({target.dtype}), not a class each"
         )
+        classes = not target.is_floating_point() and len(target) == len(rows)
+        require(classes, f"callbacks.hard_samples: {message}: let data.collate_fn keep them apart, or {OUT}.")
         self._selection.note(rows, self._losses_of(outputs, batch))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._gather()
-
-    def _gather(self) -> None:
         mine = self._selection
         mine.merge(everyones((mine.losses.cpu(), mine.turns.cpu())))
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._gather()
+        self.on_train_epoch_end(trainer, pl_module)
         checkpoint[KEY] = self._selection.state()
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -142,21 +121,18 @@ class HardSamples(SkippableHooks, Callback):
             rank_zero_warn("callbacks.hard_samples: the checkpoint has no losses of samples: all count as unseen.")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_global_zero and self._loader is not None:
-            self._list(trainer)
-
-    def _list(self, trainer: Trainer) -> None:
+        if not trainer.is_global_zero or self._loader is None:
+            return
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         losses, turns = self._selection.losses.cpu(), self._selection.turns.cpu()
         hardest = losses.where(turns > 0, -1.0).topk(min(MOST, int((turns > 0).sum()))).indices.tolist()
-        text = io.StringIO()
-        rows = csv.writer(text, lineterminator="\n")
-        rows.writerow(("sample", "label", "loss", "turns", "file"))
+        rows = []
         for number in hardest:
             name = data.name_of("train", number)
             label = "" if self._loader.labels is None else int(self._loader.labels[number])
-            rows.writerow((number, label, f"{float(losses[number]):.6g}", int(turns[number]), name or ""))
-        write_atomically(Path(trainer.default_root_dir) / "hard_samples.csv", text.getvalue())
+            rows.append((number, label, f"{float(losses[number]):.6g}", int(turns[number]), name or ""))
+        text = csv_text(("sample", "label", "loss", "turns", "file"), rows)
+        write_atomically(Path(trainer.default_root_dir) / "hard_samples.csv", text)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         module: Any = pl_module

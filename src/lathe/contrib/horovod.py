@@ -42,8 +42,6 @@ class Horovod(DDPStrategy):
         self._sent: set[int] = set()
         self._accumulates = False
 
-    # -- processes
-
     def setup_distributed(self) -> None:
         super().setup_distributed()
         import horovod.torch as hvd
@@ -52,8 +50,6 @@ class Horovod(DDPStrategy):
             hvd.init()
         ranks = (hvd.rank(), hvd.size()) == (self.global_rank, self.world_size)
         require(ranks, "Horovod and the Trainer count ranks differently: give each host the same number of slots.")
-
-    # -- gradients
 
     def configure_ddp(self) -> None:
         """Broadcast the weights, and hook each parameter to send its gradient, in place of DDP's wrapper."""
@@ -84,9 +80,7 @@ class Horovod(DDPStrategy):
 
         gradient = parameter.grad
         assert gradient is not None
-        require(
-            not gradient.is_sparse, "strategy=horovod does not average sparse gradients: set sparse=False, or use ddp."
-        )
+        require(not gradient.is_sparse, "strategy=horovod does not average sparse gradients: use strategy=ddp.")
         self._sent.add(index)
         sent = gradient.contiguous()  # Horovod takes no others
         handle = hvd.allreduce_async_(sent, name=f"gradient.{index}", op=hvd.Average)
@@ -115,8 +109,6 @@ class Horovod(DDPStrategy):
             if sent is not gradient:
                 gradient.copy_(sent)
         self._pending = []
-
-    # -- buffers
 
     def on_validation_start(self) -> None:
         """Broadcast rank 0's BatchNorm statistics, which the checkpoints have, unless they are synchronised."""

@@ -45,27 +45,24 @@ class ImageSizes(Callback):
         channels, whole = getattr(data, "channels", None), getattr(data, "image_size", None)
         if not (isinstance(channels, int) and isinstance(whole, int)):
             raise UserError(f"callbacks.image_sizes: {type(data).__name__} has no square images: {OUT}.")
-        require(
-            task_of(pl_module) is pl_module,
-            f"callbacks.image_sizes needs the net of a task, and {type(pl_module).__name__} has none: {OUT}.",
-        )
+        own = task_of(pl_module) is pl_module
+        require(own, f"callbacks.image_sizes needs the net of a task, not {type(pl_module).__name__}: {OUT}.")
         strategy = type(trainer.strategy).__name__
         require(strategy not in SPLIT_NETS, f"callbacks.image_sizes needs a whole net, and {strategy} cuts it: {OUT}.")
         self._whole = whole
         net: Any = net_of(pl_module)
-        require(
-            getattr(net, "_compiled_call_impl", None) is None and "whole_step" not in vars(pl_module),
-            f"callbacks.image_sizes: compiled code takes one size of images: use compile=none, or {OUT}.",
-        )
+        compiled = getattr(net, "_compiled_call_impl", None) is not None or "whole_step" in vars(pl_module)
+        message = f"callbacks.image_sizes: compiled code takes one size of images: use compile=none, or {OUT}."
+        require(not compiled, message)
         like = next(net.parameters(), torch.empty(0))
         for size in dict.fromkeys(self._side(epoch) for epoch in range(len(self.scales))):
             try:
                 with evaluated(net):
                     net(torch.zeros(1, channels, size, size, dtype=like.dtype, device=like.device))
             except Exception as error:
+                message = f"{type(net).__name__} takes no images of {size} x {size} pixels ({type(error).__name__})"
                 raise UserError(
-                    f"callbacks.image_sizes.scales={self.scales}: {type(net).__name__} takes no images of {size} x "
-                    f"{size} pixels ({type(error).__name__}): choose another net, such as model=resnet20."
+                    f"callbacks.image_sizes.scales={self.scales}: {message}: choose another net."
                 ) from error
 
     def _side(self, epoch: int) -> int:
@@ -75,10 +72,8 @@ class ImageSizes(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         sizes = [self._side(epoch) for epoch in range(len(self.scales))]
         if trainer.is_global_zero:
-            print(
-                f"image_sizes: sides of {', '.join(map(str, sizes))} pixels by epoch, then of {self._whole}.",
-                flush=True,
-            )
+            sides = ", ".join(map(str, sizes))
+            print(f"image_sizes: sides of {sides} pixels by epoch, then of {self._whole}.", flush=True)
         each = int(trainer.num_training_batches)
         batches, small = planned_batches(trainer, each), [size < self._whole for size in sizes]
         if batches is not None and all(small[: -(-batches // max(1, each))]) and batches <= len(small) * each:

@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError
 from lathe.export import Array, Target, export_target, first_line
-from lathe.export.files import readable, whole
-from lathe.export.inputs import stand_in
+from lathe.export.bundle import readable, whole
+from lathe.export.inputs import Shipped, quiet, stand_in
 from lathe.export.integer_layers import copied
-from lathe.export.preprocess import Shipped
 from lathe.export.torch_runner import on_arrays
 
 NOTE = "lathe.json"  # in the archive: options for load
@@ -51,7 +50,7 @@ class TorchScript(Target):
 
     def export(self, net: nn.Module, example: Tensor, path: str | Path) -> None:
         found, given, buffer = copied(net, floats=True), stand_in(net, example)[0], io.BytesIO()
-        with whole(path) as temporary, torch.no_grad(), _quiet():
+        with whole(path) as temporary, torch.no_grad(), quiet():
             module = _traced(found, given) if self.method == "trace" else _scripted(found, given)
             if self.freeze:
                 module = torch.jit.freeze(module)
@@ -65,16 +64,13 @@ class TorchScript(Target):
     def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
         """Load a file as a function from the net's input, `[batch, ...]`, to its output.
 
-        oneDNN makes kernels for one input shape, at run time. With `fuse`, each of the first four shapes gets its own
-        kernels, in a first call that takes as long as about five; calls with further shapes run without them. So call
-        it with the most important shapes first.
-
-        The file's code is TorchScript, which can't access Python; PyTorch still says to treat such files as programs.
+        With `fuse`, each of the first four input shapes gets its own kernels of oneDNN, in a first call that takes as
+        long as about five; calls with further shapes run without them.
         """
         path = readable(path)
         notes: dict[str, Any] = {NOTE: ""}
         try:
-            with _quiet():
+            with quiet():
                 module = torch.jit.load(str(path), map_location="cpu", _extra_files=notes)
             fuse = bool(json.loads(notes[NOTE] or "{}").get("fuse"))
         except Exception as error:  # a torn archive can raise anything
@@ -97,10 +93,10 @@ def _scripted(net: nn.Module, given: Tensor) -> Any:
         with _without_properties(net):
             return torch.jit.script(net)
     except Exception as error:  # TorchScript's errors have no common class
-        raise UserError(
-            f"target.torchscript.method=script: {type(net).__name__} has Python code that TorchScript lacks "
-            f"({first_line(error)}): set method=trace."
-        ) from error
+        message = (
+            f"{type(net).__name__} has Python code that TorchScript lacks ({first_line(error)}): set method=trace."
+        )
+        raise UserError(f"target.torchscript.method=script: {message}") from error
 
 
 @contextmanager
@@ -118,16 +114,6 @@ def _without_properties(net: nn.Module) -> Iterator[None]:
     finally:
         for kind in changed:
             delattr(kind, name)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        # The target's docs mention it. The warning's class depends on torch's version (2.15: FutureWarning).
-        warnings.filterwarnings("ignore", message=r"`torch\.jit\.\w+` is (deprecated|not supported in Python 3\.14)")
-        # the comparison of the file with the net has other sizes
-        warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
-        yield
 
 
 class _Fused:
@@ -159,7 +145,9 @@ class _Fused:
             torch.jit.enable_onednn_fusion(True)
             for _ in range(2):  # the first call records shapes, the second makes the plan
                 found = function(self.module._c, x)
-            if _is_close(found, wanted):
+            finite = wanted[wanted.isfinite()].abs()
+            within = {"rtol": CLOSE, "atol": CLOSE * float(finite.max()) if finite.numel() else 0.0}
+            if found.shape == wanted.shape and torch.allclose(found, wanted, **within, equal_nan=True):
                 return lambda x: function(self.module._c, x)
         except RuntimeError:
             pass
@@ -170,9 +158,3 @@ class _Fused:
             stacklevel=2,
         )
         return self.module
-
-
-def _is_close(found: Tensor, wanted: Tensor) -> bool:
-    finite = wanted[wanted.isfinite()].abs()
-    atol = CLOSE * float(finite.max()) if finite.numel() else 0
-    return found.shape == wanted.shape and torch.allclose(found, wanted, rtol=CLOSE, atol=atol, equal_nan=True)

@@ -28,7 +28,7 @@ from lathe.config.validation import validated
 from lathe.contrib.torchserve_handler import Model
 from lathe.errors import UserError, require, uninstalled
 from lathe.export import Array, Target, export_target
-from lathe.export.files import readable, whole
+from lathe.export.bundle import readable, whole
 from lathe.files import put, scratch, scratch_prefix
 
 HANDLER = "lathe.contrib.torchserve_handler"
@@ -124,10 +124,7 @@ class TorchServe(Target):
 
 
 def sources() -> dict[str, str]:
-    """Return names and contents of the handler and of Lathe's modules that it imports.
-
-    Imports are rewritten to names without Lathe's packages.
-    """
+    """Return names and contents of the handler and of Lathe's modules that it imports, renamed to single files."""
     found: dict[str, str] = {}
     wanted = [HANDLER]
     while wanted:
@@ -146,12 +143,7 @@ def file_of(module: str) -> str:
 
 
 def archive(folder: Path, file: str) -> None:
-    """Pack the files of `folder`, with `file` as the payload, into `folder`/model.mar.
-
-    Raises:
-        UserError: the archiver failed.
-        OSError: the disk is full.
-    """
+    """Pack the files of `folder`, with `file` as the payload, into `folder`/model.mar; OSError for a full disk."""
     # the archiver empties <temporary folder>/<model name>, so it gets a private temporary folder
     scratch = folder / "scratch"
     scratch.mkdir()

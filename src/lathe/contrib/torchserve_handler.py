@@ -17,23 +17,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from lathe.export.targets.pt2_archive import open_program
-from lathe.export.torch_runner import on_arrays, prepared
-from lathe.serving.answers import answer
-from lathe.serving.decode import BINARY, JSON, NPY, BadRequest, Limits, decode
+from lathe.export.torch_runner import on_arrays, open_program, prepared
+from lathe.serving.decode import BINARY, JSON, NPY, BadRequest, Limits, answer, decode
 
 Array = np.ndarray[Any, Any]
 logger = logging.getLogger(__name__)
 
 
 class Model:
-    """The payload and the facts in `folder`.
+    """The payload and the facts in `folder`; RuntimeError if it can't be loaded here.
 
-    `threads` is torch's or ONNX Runtime's number of threads; None takes that of the facts, where None is the runtime's
-    default.
-
-    Raises:
-        RuntimeError: the payload can't be loaded here.
+    `threads` is torch's or ONNX Runtime's; None takes that of the facts, where None is the runtime's default.
     """
 
     def __init__(self, folder: str | Path, threads: int | None = None) -> None:
@@ -45,17 +39,11 @@ class Model:
             self.run = open_payload(payload["kind"], Path(folder) / payload["file"], threads)
         except Exception as error:
             # TorchServe reports a RuntimeError, but restarts a worker endlessly after other errors
-            raise RuntimeError(
-                f"the {payload['kind']} payload, made with torch {self.facts['torch']}, can't be loaded beside torch "
-                f"{torch.__version__}: {error}"
-            ) from error
+            what = f"the {payload['kind']} payload, made with torch {self.facts['torch']}"
+            raise RuntimeError(f"{what}, can't be loaded beside torch {torch.__version__}: {error}") from error
 
     def decoded(self, value: Any, content_type: str) -> tuple[Array, bool]:
-        """Return the net's input, `[n, ...]`, from a request's body, and whether it was a single sample.
-
-        Raises:
-            BadRequest: it is not what the net takes.
-        """
+        """Return the net's input, `[n, ...]`, from a request's body, and whether it was a single sample."""
         facts = self.facts
         if facts["input"] is None:
             raise BadRequest(422, "This archive does not say what its net takes: make it with scripts/export.py.")
@@ -142,9 +130,8 @@ def handle(data: list[dict[str, Any]] | None, context: Any) -> list[bytes] | Non
             found[index] = failed(context, index, refused.status, refused.sentence)
     for members in groups.values():
         for (index, _), result in zip(members, model.answers([request for _, request in members]), strict=True):
-            found[index] = result or failed(
-                context, index, 500, "The net could not compute an answer: see the server's log."
-            )
+            sentence = "The net could not compute an answer: see the server's log."
+            found[index] = result or failed(context, index, 500, sentence)
     for index in range(len(data)):
         context.set_response_content_type(index, JSON)
     return [json.dumps(result).encode() for result in found]

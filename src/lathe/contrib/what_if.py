@@ -89,10 +89,11 @@ class WhatIf(Callback):
             torch.set_num_threads(threads)
             _set_rng_states(states)
             self._batch = None
+        middle = {name: statistics.median(ratios) for name, ratios in faster.items()}
         told = [
-            f"{name} would have been {_middle(ratios):.1f} x as fast here (measured on {self.steps} steps, "
+            f"{name} would have been {middle[name]:.1f} x as fast here (measured on {self.steps} steps, "
             f"{min(ratios):.1f} to {max(ratios):.1f}){f': {TYPED[name]}' if name in TYPED else ''}"
-            for name, ratios in sorted(faster.items(), key=lambda pair: -_middle(pair[1]))
+            for name, ratios in sorted(faster.items(), key=lambda pair: -middle[pair[0]])
         ]
         self.line = f"{'; '.join(told)}." if told else "" if self.min_steps else otherwise
         if self.line:
@@ -113,7 +114,7 @@ class WhatIf(Callback):
         batch = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, self._batch)
         found = {name: self._ratios(trainer, task, change, batch) for name, change in others.items()}
         return (
-            {name: some for name, some in found.items() if min(some) > 1 and _middle(some) >= self.at_least},
+            {name: some for name, some in found.items() if min(some) > 1 and statistics.median(some) >= self.at_least},
             f"nothing of {', '.join(found)} would have been {self.at_least:g} x as fast here (measured on "
             f"{self.steps} steps of each).",
         )
@@ -128,10 +129,6 @@ class WhatIf(Callback):
             pairs.append(times[id(own)] / times[id(other)])
         torch.set_num_threads(threads)
         return pairs[WARMUP:]
-
-
-def _middle(ratios: list[float]) -> float:
-    return statistics.median(ratios)
 
 
 def _unrepeatable(trainer: Trainer, task: Any) -> str | None:
@@ -180,13 +177,7 @@ def _changes(trainer: Trainer, task: Any) -> dict[str, dict[str, Any]]:
 
 
 def make_step(
-    trainer: Trainer,
-    task: Any,
-    *,
-    bf16: bool = False,
-    last: bool = False,
-    fused: bool = False,
-    threads: int | None = None,
+    trainer: Trainer, task: Any, bf16: bool = False, last: bool = False, fused: bool = False, threads: int | None = None
 ) -> Callable[[Any], float]:
     """Return a function that makes a step with a batch, on a copy of the net, and returns its seconds.
 

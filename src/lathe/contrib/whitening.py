@@ -8,7 +8,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lathe.callbacks.module_access import net_of
 from lathe.config.types import Count, NonNegativeInt
 from lathe.config.validation import validated
-from lathe.errors import UserError, require
+from lathe.errors import require
 
 
 class Whitening(Callback):
@@ -33,21 +33,15 @@ class Whitening(Callback):
             return
         net: Any = net_of(pl_module)
         data: Any = getattr(trainer, "datamodule", None)
-        if not hasattr(net, "whiten"):
-            raise UserError(f"callbacks.whitening: {type(net).__name__} has no layer to whiten: leave it out.")
-        if not hasattr(data, "first_images"):
-            raise UserError(f"callbacks.whitening: {type(data).__name__} has no first_images(n): leave it out.")
+        for owner, method in ((net, "whiten"), (data, "first_images")):
+            message = f"callbacks.whitening: {type(owner).__name__} has no method {method}: leave it out."
+            require(hasattr(owner, method), message)
         if self.settle_epoch is not None:
-            require(
-                hasattr(net, "settle"),
-                f"callbacks.whitening.settle_epoch={self.settle_epoch}: {type(net).__name__} has no method settle(): "
-                "set it to null.",
-            )
             compiled = getattr(net, "_compiled_call_impl", None) is not None or "whole_step" in vars(pl_module)
-            require(
-                not compiled and trainer.world_size == 1,
-                f"callbacks.whitening.settle_epoch={self.settle_epoch} works in one process, not compiled: set null.",
+            message = (
+                f"callbacks.whitening.settle_epoch={self.settle_epoch} works in one process, not compiled: set null."
             )
+            require(not compiled and trainer.world_size == 1, message)
         if not net.whitened:
             images = data.first_images(self.samples)
             net.whiten(images)
@@ -60,12 +54,9 @@ class Whitening(Callback):
             rank_zero_warn(
                 f"callbacks.whitening.settle_epoch={settles} is not below trainer.max_epochs={epochs}: no effect."
             )
-        self._settle(trainer, pl_module)  # a run that resumes inside an epoch has no on_train_epoch_start
+        self.on_train_epoch_start(trainer, pl_module)  # which a run that resumes inside an epoch does not call
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._settle(trainer, pl_module)
-
-    def _settle(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.settle_epoch is not None and trainer.current_epoch >= self.settle_epoch:
             net: Any = net_of(pl_module)
             net.settle()

@@ -1,8 +1,11 @@
-"""Example inputs for tracers, their dynamic axes, and batches for runtimes with a largest one."""
+"""Inputs of exported graphs: preprocessing of pixels, a core's named tensors, dynamic axes, and largest batches."""
 
 import inspect
+import logging
+import warnings
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import starmap
 from typing import Any
 
@@ -13,24 +16,110 @@ from torch.utils import _pytree as pytree
 
 from lathe.errors import require
 from lathe.export import Array
-from lathe.export.preprocess import ANY, Shipped
 
+ANY = "any"
 BATCH = "batch"  # name of the axis of samples
+LARGEST = 4096  # pixels of a fixed side; larger images need "any", or scaling by the client
+
+
+class Preprocess(nn.Module):
+    """Scales uint8 pixels `[batch, channels, height, width]` to the net's size and normalizes them.
+
+    Without scaling, the result equals `lathe.data.Normalizer` bit for bit. Scaling is that of
+    `lathe.images.pictures.scaled` (the largest centered window of the net's aspect ratio, an antialiased bilinear
+    filter) without rounding to integers, as two matrix products, which every back end has.
+
+    Args:
+        mean, std: of each channel, pixels on a scale from 0 to 1.
+        size: height and width that the net takes.
+        input_size: height and width of the input, "any" for images of any size, or None for the net's.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(
+        self,
+        mean: Sequence[float],
+        std: Sequence[float],
+        size: tuple[int, int],
+        input_size: Sequence[int] | str | None = None,
+    ) -> None:
+        super().__init__()
+        # imported late: it imports Lightning, which a server does not need
+        from lathe.data.augment import Normalizer
+
+        normalizer = Normalizer(mean, std, len(mean))
+        self.register_buffer("scale", normalizer.scale)
+        self.register_buffer("shift", normalizer.shift)
+        self.size = size
+        self.input_size = check_input_size(input_size, size)
+        if isinstance(self.input_size, tuple) and self.input_size != size:
+            step = window_step(*self.input_size, size)
+            self.register_buffer("rows", filter_matrix(self.input_size[0], size[0], step))
+            self.register_buffer("columns", filter_matrix(self.input_size[1], size[1], step))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = pixels.float()
+        if self.input_size == ANY:
+            height, width = x.shape[-2:]
+            step = window_step(height, width, self.size)
+            x = filter_matrix(height, self.size[0], step) @ x @ filter_matrix(width, self.size[1], step).t()
+        elif self.input_size != self.size:
+            x = self.rows @ x @ self.columns.t()  # type: ignore[operator]
+        return x * self.scale + self.shift
+
+
+def check_input_size(given: Any, size: tuple[int, int]) -> tuple[int, int] | str:
+    """Return height and width of the input, or "any"."""
+    if given is None:
+        return size
+    if given == ANY:
+        return ANY
+    sides = [given, given] if isinstance(given, int) else given
+    pair = isinstance(sides, (list, tuple)) and len(sides) == 2
+    pair = pair and all(type(side) is int and 1 <= side <= LARGEST for side in sides)
+    require(pair, f"target.input_size={given}: give [height, width] in pixels, up to {LARGEST} each, any, or null.")
+    height, width = sides
+    return height, width
+
+
+def window_step(height: Any, width: Any, size: tuple[int, int]) -> Tensor:
+    """Return the input pixels per output pixel of the largest window. Height and width may be symbolic."""
+    return torch.minimum(torch.ones(()) * (height / size[0]), torch.ones(()) * (width / size[1]))
+
+
+def filter_matrix(source: Any, size: int, step: Tensor) -> Tensor:
+    """Return the weights `[size, source]` of a triangle filter that resamples the centered window.
+
+    The window has `size` x `step` values. When it shrinks, the filter is as wide as a step, so that every value counts.
+    `source` may be symbolic.
+    """
+    width = torch.clamp(step, min=1.0)
+    centres = torch.ones(()) * (source / 2) + (torch.arange(size) + (1 - size) / 2) * step
+    places = torch.arange(source) + 0.5
+    weights = (1 - (places[None, :] - centres[:, None]).abs() / width).clamp_min(0)
+    return weights / weights.sum(1, keepdim=True)
+
+
+class Shipped(nn.Module):
+    """A net with its preprocessing, for files that take pixels."""
+
+    def __init__(self, net: nn.Module, preprocess: Preprocess) -> None:
+        super().__init__()
+        self.preprocess, self.net = preprocess, net
+        self.eval()
+
+    def forward(self, pixels: Tensor) -> Any:
+        return self.net(self.preprocess(pixels))
 
 
 class FlatCore(nn.Module):
     """The core of a LightningModule as a function of tensors: nested arguments and outputs become flat lists.
 
-    Plain values among the arguments are constants. What the core does not read of dicts, such as a batch's labels, is
-    no input. `axes` has the dynamic axes of each input, by their names.
-
-    Args:
-        core: a module.
-        args: its positional arguments, as in a recorded call.
-        kwargs: its keyword arguments.
-
-    Raises:
-        UserError: the core returns something other than nested tensors.
+    `args` and `kwargs` are the core's arguments, as in a recorded call; plain values among them are constants. What the
+    core does not read of dicts, such as a batch's labels, is no input. `axes` has the dynamic axes of each input, by
+    their names. Raises UserError if the core returns something other than nested tensors.
     """
 
     def __init__(self, core: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -43,7 +132,11 @@ class FlatCore(nn.Module):
         self.places = [place for place, (_, value) in enumerate(given) if isinstance(value, Tensor)]
         self.example = tuple(given[place][1] for place in self.places)
         parameters = [name for name, kind in inspect.signature(core.forward).parameters.items() if kind.kind in (0, 1)]
-        self.names = [_argument_name(given[place][0], parameters) for place in self.places]
+        self.names = []  # that of the parameter, with the place in nested arguments, such as `batch.mask`
+        for (which, first, *rest), _ in (given[place] for place in self.places):
+            known = which.idx == 0 and first.idx < len(parameters)
+            name = first.key if which.idx else parameters[first.idx] if known else f"arg{first.idx}"
+            self.names.append(_path_name(str(name), rest))
         # the places of the inputs in the recorded call, as `Call.tensors` names them
         self.paths = [_path_name("", given[place][0][1:]).removeprefix(".") for place in self.places]
         self.axes: list[dict[int, str]] = [{} for _ in self.places]
@@ -78,19 +171,13 @@ class FlatCore(nn.Module):
         return pytree.tree_unflatten([values.get(place) for place in range(form.num_leaves)], form)
 
     def tensors_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        """Return the tensors of another call of the core, in the order of the inputs.
-
-        Raises:
-            UserError: its arguments are nested in another way, or its plain values differ from the example's.
-        """
+        """Return the tensors of another call of the core, in the order of the inputs."""
         values, form = pytree.tree_flatten(self._read_of(args, kwargs))
         require(form == self.form, "model.core: its calls differ in the arguments' nesting: name another submodule.")
         for place, (value, first) in enumerate(zip(values, self.constants, strict=True)):
-            require(
-                isinstance(value, Tensor) == (place in self.places) and (place in self.places or value == first),
-                f"model.core: an argument that is no tensor is {first!r} in one call and {value!r} in another, and a "
-                "graph has one value. Name another submodule.",
-            )
+            same = isinstance(value, Tensor) == (place in self.places) and (place in self.places or value == first)
+            differ = f"model.core: an argument that is no tensor is {first!r} in one call and {value!r} in another"
+            require(same, f"{differ}, and a graph has one value. Name another submodule.")
         return tuple(values[place] for place in self.places)
 
     def _read_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -143,19 +230,14 @@ class FlatCore(nn.Module):
         return True
 
     def declare_axes(self, declared: Mapping[str, Mapping[Any, str]]) -> None:
-        """Add dynamic axes: for names of inputs, the name of each axis by its number.
-
-        Raises:
-            UserError: there is no such input or axis.
-        """
+        """Add dynamic axes: for names of inputs, the name of each axis by its number."""
         for name, axes in declared.items():
             require(name in self.names, f"target.axes.{name}: the inputs are {', '.join(self.names)}.")
             index = self.names.index(name)
             for axis, word in axes.items():
                 most = self.example[index].dim() - 1
-                require(
-                    str(axis).isdecimal() and int(axis) <= most, f"target.axes.{name}.{axis}: expected 0 to {most}."
-                )
+                valid = str(axis).isdecimal() and int(axis) <= most
+                require(valid, f"target.axes.{name}.{axis}: expected 0 to {most}.")
                 self.axes[index][int(axis)] = str(word)
 
     @property
@@ -212,14 +294,6 @@ def _unread(core: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     return {name: one.data.keys() - one.read for name, one in given.items() if isinstance(one, _Watched)}
 
 
-def _argument_name(path: Sequence[Any], parameters: Sequence[str]) -> str:
-    """Return the name of an input: of its parameter, with its place in nested arguments, such as `batch.mask`."""
-    which, first, *rest = path
-    if which.idx == 1:
-        return _path_name(str(first.key), rest)
-    return _path_name(parameters[first.idx] if first.idx < len(parameters) else f"arg{first.idx}", rest)
-
-
 def _path_name(name: str, path: Sequence[Any]) -> str:
     words = (getattr(key, "key", getattr(key, "idx", getattr(key, "name", None))) for key in path)
     return ".".join(map(str, (name, *words)))
@@ -240,6 +314,32 @@ def stand_in(net: nn.Module, example: Tensor | tuple[Tensor, ...], batch: int = 
     assert isinstance(example, Tensor)
     dtype = torch.float32 if example.is_floating_point() else example.dtype
     return (torch.zeros(batch, *example.shape[1:], dtype=dtype),)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide what exporters log and warn about the packages that they use, and about names that these deprecate."""
+    # operators of a missing torchvision, libraries of other processors, enumerations that are registered twice
+    names = ("torch.onnx._internal.exporter._registration", "torchao", "torch.utils._pytree")
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+    for logger in levels:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            for message in (
+                ".*treespec, LeafSpec.*",
+                "(?s).*shares the same shape constraints",  # several inputs of a core have one batch
+                r"`torch\.jit\.\w+` is (deprecated|not supported in Python 3\.14)",  # also of target=torchscript itself
+                "To copy construct from a tensor",  # inductor's lowering of quantized convolutions
+                r"(read|open)_(text|binary) is deprecated",
+                "This API is experimental",
+            ):
+                warnings.filterwarnings("ignore", message=message)
+            warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)  # the comparison has other sizes
+            yield
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def has_tokens(example: Tensor) -> bool:

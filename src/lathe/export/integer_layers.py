@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from lathe.compression.quantization.equalize import followers
 from lathe.compression.quantization.fake_quant import TINY, FakeQuantize
@@ -189,7 +188,7 @@ def deployable(net: nn.Module, example: Tensor | tuple[Tensor, ...], dialect: Di
     The copy is in eval mode on the CPU. ONNX's operators compute nothing in torch, so it can't be run. Signs of folded
     BatchNorms go into the integers, their magnitudes into the scales.
     """
-    names = list(quantized_layers(net))
+    names = quantized_layers(net).keys()
     require(bool(names), "the net has no quantized layer: train with compression=qat, or run scripts/compress.py.")
     found = copied(net)
     given = example if isinstance(example, tuple) else (example,)
@@ -227,16 +226,14 @@ def _source(quantizer: FakeQuantize | None, name: str) -> Affine | str | None:
         return None
     require(quantizer.is_enabled, NOT_ROUNDED.format(name))
     if quantizer.follows:
-        bits = quantizer.bits
-        require(
-            bits == 8, f"{name} has {bits} bits for dynamic ranges, which no back end has: take 8, or static ranges."
-        )
+        message = f"{name} has {quantizer.bits} bits for dynamic ranges, which no back end has: take 8, or static ones."
+        require(quantizer.bits == 8, message)
         return DYNAMIC
     scale = quantizer.scale.detach().float().clamp_min(TINY)
     return Affine(float(scale), int(quantizer.zero_point.round()), quantizer.high)
 
 
-def _convert(name: str, layer: Any, dialect: Dialect, norm: nn.Module | None) -> None:
+def _convert(name: str, layer: Any, dialect: Dialect, norm: Any) -> None:
     """Convert a quantized layer to an integer layer in place."""
     source = _source(getattr(layer, "input_quantizer", None), name)
     rounded = layer.weight_quantizer is not None and layer.weight_quantizer.is_enabled
@@ -247,7 +244,12 @@ def _convert(name: str, layer: Any, dialect: Dialect, norm: nn.Module | None) ->
     scale = scale.expand(out).clone() if scale.dim() == 1 else scale.clone()
     bias = None if getattr(layer, "bias", None) is None else layer.bias.detach().double()
     if norm is not None:
-        g, b = factors(norm, out)
+        # in eval mode it is y = g x + b
+        one = torch.ones(out, dtype=torch.float64)
+        weight = one if norm.weight is None else norm.weight.detach().double()
+        b = 0 * one if norm.bias is None else norm.bias.detach().double()
+        g = weight / torch.sqrt(norm.running_var.double() + norm.eps)
+        b = b - g * norm.running_mean.double()
         bias = b if bias is None else g * bias + b
         scale = scale * g.abs().view(-1, *[1] * (scale.dim() - 1))
         integers = torch.where((g < 0).view(-1, *[1] * (len(full) - 1)), -integers, integers)
@@ -257,7 +259,10 @@ def _convert(name: str, layer: Any, dialect: Dialect, norm: nn.Module | None) ->
         # store whole multiples of integers with few bits: the bias is rounded to units of the scale
         finer = 127 // layer.weight_quantizer.high
         integers, scale = integers * finer, scale / finer
-        integers, scale = _widened(integers, scale, bias.abs() / (source.scale * LARGEST_BIAS))
+        # raise scales so that the bias fits into 32 bits: of channels with weights negligible beside it, or pruned ones
+        wide = torch.maximum(scale, bias.abs() / (source.scale * LARGEST_BIAS))
+        ratio = (scale / wide).view(-1, *[1] * (integers.dim() - 1))
+        integers, scale = torch.where(ratio < 1, torch.round(integers * ratio), integers).to(torch.int8), wide
         offset_scale = scale * source.scale
         bias = torch.round(bias / offset_scale).to(torch.int32)
     elif bias is not None:
@@ -277,26 +282,3 @@ def _convert(name: str, layer: Any, dialect: Dialect, norm: nn.Module | None) ->
     layer.register_buffer("scale", scale.float())
     layer.register_buffer("offset", bias)
     layer.register_buffer("offset_scale", None if offset_scale is None else offset_scale.float())
-
-
-def _widened(integers: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
-    """Raise scales to `least`, so that the bias fits into 32 bits, and round the integers to match.
-
-    This affects channels with weights that are negligible compared with their bias. If all integers are zero, as in a
-    pruned channel, only the scale changes.
-    """
-    wide = torch.maximum(scale, least)
-    ratio = (scale / wide).view(-1, *[1] * (integers.dim() - 1))
-    return torch.where(ratio < 1, torch.round(integers * ratio), integers).to(torch.int8), wide
-
-
-def factors(norm: nn.Module, out: int) -> tuple[Tensor, Tensor]:
-    """Return (g, b), each `[out]` in float64, such that an eval-mode BatchNorm is `y = g x + b`."""
-    assert isinstance(norm, _BatchNorm)
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    mean, variance = norm.running_mean.double(), norm.running_var.double()
-    weight = torch.ones(out, dtype=torch.float64) if norm.weight is None else norm.weight.detach().double()
-    bias = torch.zeros(out, dtype=torch.float64) if norm.bias is None else norm.bias.detach().double()
-    g = weight / torch.sqrt(variance + norm.eps)
-    return g, bias - g * mean

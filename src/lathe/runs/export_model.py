@@ -19,8 +19,7 @@ from lathe.compression.quantization.ptq import quantize_static
 from lathe.config.resolve import set_data_folder
 from lathe.data.checks import check_class_names, squashed
 from lathe.errors import require
-from lathe.export.inputs import FlatCore, as_list, takes_any_size, takes_any_time
-from lathe.export.preprocess import ANY, Preprocess, Shipped
+from lathe.export.inputs import ANY, FlatCore, Preprocess, Shipped, as_list, takes_any_size, takes_any_time
 from lathe.measure.calls import Call
 from lathe.runs.inference import check_input_spec, open_data, open_run_net
 from lathe.runs.rundir import RunDir, open_run

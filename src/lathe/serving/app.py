@@ -1,12 +1,18 @@
 """The ASGI application: a starlette app for the paths, and the checks of host and API key in front of it."""
 
 import asyncio
+import base64
+import hashlib
 import hmac
+import html
+import io
 import json
+import re
 import time
 from collections.abc import Collection
 from dataclasses import asdict
 from importlib import metadata
+from importlib.resources import files
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -24,17 +30,21 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from lathe.serving import answers, decode, model, named
+from lathe.serving import decode, model
 from lathe.serving.batcher import Batcher
 from lathe.serving.decode import BINARY, BadRequest, demand
 from lathe.serving.options import Options
-from lathe.serving.page import page
 
 INLINE = 65536  # bytes of a body that is decoded in the event loop, since a thread would take longer
 MOST = 65536  # lines of an answer: they are formatted in the event loop, which blocks other requests
 OPEN = ("/", "/health")  # without an API key, for browsers and load balancers
 PATHS = ("/", "/predict", "/health", "/metrics", "/info")
 GONE = 499  # the client has disconnected; only /metrics has this status
+# In the page itself, so that it holds behind a proxy or in a saved file too; scripts and styles are allowed by hash.
+POLICY = (
+    "default-src 'none'; script-src {script}; style-src {style}; img-src blob: data:; connect-src 'self'; base-uri "
+    "'none'; form-action 'none'"
+)
 PAGE_HEADERS = {"x-content-type-options": "nosniff", "x-frame-options": "DENY"}
 
 
@@ -93,11 +103,25 @@ class App:
         plain = request.headers.get("content-encoding", "identity") == "identity"
         demand(plain, 415, "Content-Encoding is not taken: send the body as it is.")
         kind, accept = request.headers.get("content-type", ""), request.headers.get("accept", "")
+        answer: Response
         if "inputs" in self.facts:
-            packed = await asyncio.to_thread(named.decode_named, body, kind, self.facts, limits)
-            answer = self._named(await self._computed(packed, began), accept)
+            packed = await asyncio.to_thread(model.decode_named, body, kind, self.facts, limits)
+            found = await self._computed(packed, began)
+            outputs = model.unpack(found, model.is_batched(self.facts))
+            if model.NPZ in accept:
+                file = io.BytesIO()
+                np.savez(file, **outputs)  # type: ignore[arg-type]
+                answer = Response(file.getvalue(), media_type=model.NPZ)
+            else:
+                check_lines(sum(array.size for array in outputs.values()), f"ask with Accept: {model.NPZ}.")
+                sentence = f"The answer has NaN or infinite numbers: ask with Accept: {model.NPZ}."
+                demand(model.is_finite(found), 500, sentence)
+                answer = JSONResponse({"outputs": {name: array.tolist() for name, array in outputs.items()}})
         else:
-            top_k = self._top_k(request)
+            word = request.query_params.get("top_k", str(self.options.top_k))
+            valid = set(request.query_params) <= {"top_k"} and word.isdecimal() and int(word[:9]) >= 1
+            demand(valid, 400, "The only option of a request is top_k, a whole number from 1.")
+            top_k = int(word[:9])
             given = (body, kind, self.facts, limits, request.headers.get("x-shape"))
             # JSON may have a picture
             if len(body) <= INLINE and not kind.lower().startswith(("image/", "application/json")):
@@ -108,7 +132,14 @@ class App:
             lines = 0 if binary else len(inputs) * min(top_k, self.facts["output"]["shape"][-1])
             check_lines(lines, f"ask for fewer by top_k, or with Accept: {BINARY}.")
             logits = await self._computed(inputs, began)
-            answer = binary_answer(logits) if binary else self._json(logits, top_k, single)
+            if binary:  # little-endian float32
+                shape = {"x-shape": ",".join(map(str, logits.shape))}
+                answer = Response(np.ascontiguousarray(logits, "<f4").tobytes(), headers=shape, media_type=BINARY)
+            else:
+                try:
+                    answer = JSONResponse(decode.answer(logits, self.facts, top_k, single))
+                except ValueError as error:
+                    raise BadRequest(500, f"There is no answer to this input: {error}.") from error
         seconds = time.perf_counter() - began
         answer.headers["server-timing"] = f"predict;dur={1000 * seconds:.2f}"  # in milliseconds; browsers show it
         self.batcher.metrics.latency.observe(seconds)
@@ -120,27 +151,6 @@ class App:
             return await self.batcher.predict(inputs, max(left, 0.001))
         except asyncio.CancelledError:  # stop_timeout is over
             raise BadRequest(503, "The server is stopping: send it again later.") from None
-
-    def _top_k(self, request: Request) -> int:
-        word = request.query_params.get("top_k", str(self.options.top_k))
-        valid = set(request.query_params) <= {"top_k"} and word.isdecimal() and int(word[:9]) >= 1
-        demand(valid, 400, "The only option of a request is top_k, a whole number from 1.")
-        return int(word[:9])
-
-    def _named(self, packed: model.Array, accept: str) -> Response:
-        outputs = named.unpack(packed, named.is_batched(self.facts))
-        if named.NPZ in accept:
-            return Response(named.answer_npz(outputs), media_type=named.NPZ)
-        check_lines(sum(array.size for array in outputs.values()), f"ask with Accept: {named.NPZ}.")
-        sentence = f"The answer has NaN or infinite numbers: ask with Accept: {named.NPZ}."
-        demand(named.is_finite(packed), 500, sentence)
-        return JSONResponse({"outputs": {name: array.tolist() for name, array in outputs.items()}})
-
-    def _json(self, logits: model.Array, top_k: int, single: bool) -> Response:
-        try:
-            return JSONResponse(answers.answer(logits, self.facts, top_k, single))
-        except ValueError as error:
-            raise BadRequest(500, f"There is no answer to this input: {error}.") from error
 
     async def health(self, request: Request) -> Response:
         """Answer with a real prediction, shared by concurrent callers."""
@@ -154,27 +164,17 @@ class App:
             logits = await self.batcher.predict(self.example, self.options.health_timeout, urgent=True)
         except BadRequest as error:
             raise BadRequest(503, f"A prediction failed: {error.sentence}") from error
-        if not named.is_finite(logits):
+        if not model.is_finite(logits):
             raise BadRequest(503, "A prediction failed: its answer is not finite.")
 
     async def metrics(self, request: Request) -> Response:
-        """Answer in Prometheus's text format."""
-        text = generate_latest(self.batcher.metrics.registry)
-        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+        return Response(generate_latest(self.batcher.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def info(self, request: Request) -> Response:
-        """Answer with the manifest, the receipt and the settings."""
         return JSONResponse(self.about)
 
     async def index(self, request: Request) -> Response:
-        """Answer with the page."""
         return HTMLResponse(self.page, headers=PAGE_HEADERS)
-
-
-def binary_answer(logits: model.Array) -> Response:
-    """Return logits as little-endian float32, with their shape in a header."""
-    shape = ",".join(map(str, logits.shape))
-    return Response(np.ascontiguousarray(logits, "<f4").tobytes(), headers={"x-shape": shape}, media_type=BINARY)
 
 
 def check_lines(count: int, fix: str) -> None:
@@ -250,7 +250,7 @@ def refusal(status: int, sentence: str, headers: Any = None) -> Response:
 
 
 def about(options: Options, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of /info."""
+    """Return the content of /info: the manifest, the receipt and the settings."""
     limits, receipt = asdict(options.limits), Path(options.run, "receipt.json")
     limits["body_bytes"] = limits.pop("body")
     return {
@@ -266,3 +266,61 @@ def about(options: Options, facts: dict[str, Any]) -> dict[str, Any]:
             "batch_timeout": options.batch_timeout,
         },
     }
+
+
+def page(facts: dict[str, Any]) -> str:
+    """Return the page's HTML for the net of an export's manifest."""
+    text = files("lathe.serving").joinpath("page.html").read_text(encoding="utf-8")
+    policy = POLICY.format(script=_hash(text, "script"), style=_hash(text, "style"))
+    data = json.dumps(shown(facts)).replace("<", "\\u003c")  # no class or run name can close the element
+    for mark, content in (
+        ("__POLICY__", policy),
+        ("__TITLE__", html.escape(f"{facts['run']}: {facts['target']}")),
+        ("__FACTS__", data),
+    ):
+        text = text.replace(mark, content, 1)
+    return text
+
+
+def shown(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the data of the page's script: the kind and size of the input, and the lines below the title."""
+    arithmetic = "integers" if facts.get("integers") else "floats"
+    about = [f"run {facts['run']}", f"{facts['target']} of {facts['checkpoint']}.ckpt, {arithmetic}"]
+    if "inputs" in facts:
+        lines = [f"{entry['name']}: {entry['dtype']} {entry['shape']}" for entry in facts["inputs"]]
+        sizes: list[dict[str, Any]] = facts["inputs"]
+        body = {entry["name"]: _zeros([1 if isinstance(n, str) else n for n in entry["shape"]]) for entry in sizes}
+        return {"kind": "arrays", "body": json.dumps(body), "schema": lines, "about": about}
+    given = facts["input"]
+    if "vocab_size" in given:
+        return {
+            "kind": "tokens",
+            "vocab_size": given["vocab_size"],
+            "longest": given.get("longest"),
+            "about": [*about, f"{given['vocab_size']} tokens"],
+        }
+    preprocess, (channels, height, width) = facts["preprocess"], given["shape"][1:]
+    fixed = isinstance(height, int)
+    size = [height, width] if fixed else preprocess["size"]
+    look = f"{size[0]} x {size[1]} pixels" if fixed else "pixels of any size"
+    return {
+        "kind": "image",
+        "draw": channels == 1,
+        "size": size,
+        "ink": "white" if preprocess["mean"][0] < 0.5 else "black",  # as in the data: most of an image is background
+        "about": [
+            *about,
+            f"{'grey' if channels == 1 else f'{channels} channels'}, {look}",
+            f"{len(facts['classes'])} classes",
+        ],
+    }
+
+
+def _zeros(shape: list[int]) -> Any:
+    return [_zeros(shape[1:]) for _ in range(shape[0])] if shape else 0
+
+
+def _hash(text: str, name: str) -> str:
+    """Return the CSP source expression of the page's only inline element of that name without attributes."""
+    (content,) = re.findall(f"<{name}>(.*?)</{name}>", text, flags=re.DOTALL)
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -1,32 +1,44 @@
-"""Dynamic batching: one queue of requests, and for each worker a task that feeds and restarts it.
+"""Dynamic batching: one queue of requests, worker processes, and for each a task that feeds and restarts it.
 
 A batch has the requests that arrived while a worker computed the last one. Only if that last batch had several requests
 (several concurrent clients), the next waits for as many, at most `batch_timeout`: a single client never waits.
 
 The requests of a worker that dies go back to the front of the queue. Each is then computed alone, so that an input that
 kills its worker takes no other request with it; one that has killed two is refused.
+
+A worker loads the net, and computes batches from its socket until the server closes it. Batches and answers are pickled
+lists of arrays: both ends are processes of this user that run the same code.
 """
 
 import asyncio
+import logging
+import os
 import pickle
+import signal
+import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
-from socket import socket
+from socket import socket, socketpair
 from typing import Any
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from lathe.errors import UserError
+from lathe.serving import model
 from lathe.serving.decode import BadRequest
 from lathe.serving.options import Options
-from lathe.serving.worker import LENGTH
 
 Array = np.ndarray[Any, Any]
+Net = Callable[[Array], Array]
+LENGTH = struct.Struct("<Q")
+log = logging.getLogger(__name__)
 Launch = Callable[[int], tuple[BaseProcess, socket]]
 BYTES = 2**30  # of waiting inputs
 LEAVE = 5.0  # seconds that a worker has to exit by itself
@@ -117,7 +129,8 @@ class Batcher:
         if self.full and not urgent:
             raise BadRequest(503, f"{len(self.waiting)} requests wait already: send it again later.")
         request = Request(inputs, asyncio.get_running_loop().create_future(), time.monotonic())
-        self._queue([request], first=urgent)
+        self.waiting.insert(0 if urgent else len(self.waiting), request)
+        self._arrived.set()
         try:
             return await asyncio.wait_for(request.answer, timeout)
         except TimeoutError:
@@ -125,13 +138,6 @@ class Batcher:
         finally:
             if request in self.waiting:
                 self.waiting.remove(request)
-
-    def _queue(self, requests: list[Request], first: bool) -> None:
-        if first:
-            self.waiting.extendleft(reversed(requests))
-        else:
-            self.waiting.extend(requests)
-        self._arrived.set()
 
     async def _keep(self, index: int, loaded: "asyncio.Future[None]") -> None:
         """Start worker `index`, feed it until it dies or hangs, and restart it."""
@@ -204,7 +210,8 @@ class Batcher:
                 request.deaths += 1
                 if request.deaths >= DEATHS:
                     _refuse(request, 500, f"{DEATHS} workers died with this input: the server's log says more.")
-            self._queue([request for request in held if not request.answer.done()], first=True)
+            self.waiting.extendleft(request for request in reversed(held) if not request.answer.done())
+            self._arrived.set()
 
     async def _feed(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, held: list[Request]) -> None:
         """Send batches to a worker; `held` always has the requests that it computes."""
@@ -230,7 +237,13 @@ class Batcher:
                 while not self.waiting:
                     self._arrived.clear()
                     await self._arrived.wait()
-                await self._gather()
+                # wait for as many requests as the last batch had
+                left = self.waiting[0].since + self.options.batch_timeout - time.monotonic()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        while len(self.waiting) < min(self._last, self.options.max_batch_size):
+                            self._arrived.clear()
+                            await self._arrived.wait()
                 batch: list[Request] = []
                 rows = 0
                 while self.waiting and (not batch or rows + len(self.waiting[0].inputs) <= self.options.max_batch_size):
@@ -243,18 +256,6 @@ class Batcher:
                 if batch:
                     self._last = len(batch)
                     return batch
-
-    async def _gather(self) -> None:
-        """Wait for as many requests as the last batch had, at most `batch_timeout` after the first arrived."""
-        expected = min(self._last, self.options.max_batch_size)
-        left = self.waiting[0].since + self.options.batch_timeout - time.monotonic()
-        try:
-            async with asyncio.timeout(left):
-                while len(self.waiting) < expected:
-                    self._arrived.clear()
-                    await self._arrived.wait()
-        except TimeoutError:
-            pass
 
 
 async def _receive(reader: asyncio.StreamReader) -> list[Any]:
@@ -270,3 +271,88 @@ async def _receive(reader: asyncio.StreamReader) -> list[Any]:
 def _refuse(request: Request, status: int, sentence: str) -> None:
     if not request.answer.done():
         request.answer.set_exception(BadRequest(status, sentence))
+
+
+def launch(index: int, options: Options, facts: dict[str, Any]) -> tuple[BaseProcess, socket]:
+    """Start worker `index`; return its process and the server's socket. `facts` are the target's manifest."""
+    ours, theirs = socketpair()
+    device = options.devices[index] if options.devices else None
+    process = get_context("spawn").Process(target=work, args=(theirs, options, facts, device), name=f"worker {index}")
+    with theirs:
+        try:
+            process.start()
+        except BaseException:
+            ours.close()
+            raise
+    return process, ours
+
+
+def work(end: socket, options: Options, facts: dict[str, Any], device: str | None = None) -> None:
+    """Run the worker on the GPU `device`, or the CPU: send null or an error message, then answer each batch."""
+    # Ctrl-C and a service manager's SIGTERM reach the whole process group, but the server still has requests to answer.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(format="%(asctime)s worker %(process)d: %(message)s")
+    net = load(options, facts, device)
+    try:
+        with end.makefile("rb") as batches:
+            send(end, [net if isinstance(net, str) else None])
+            while not isinstance(net, str):
+                send(end, compute(net, pickle.load(batches)))  # noqa: S301 (of the server)
+    except (EOFError, ConnectionError, pickle.UnpicklingError):  # the server is gone, or wants the worker to stop
+        logging.shutdown()
+        os._exit(0)  # it holds nothing, and torch's teardown takes a second
+
+
+def send(end: socket, items: Sequence[Any]) -> None:
+    """Send a pickled list after its length, which lets the server read it in its event loop."""
+    content = pickle.dumps(items)
+    end.sendall(LENGTH.pack(len(content)) + content)
+
+
+def load(options: Options, facts: dict[str, Any], device: str | None = None) -> Net | str:
+    """Return the net after a first computation, or an error message."""
+    try:
+        net = model.load(options.run, options.target, options.checkpoint, options.threads, device)
+        first = model.example(facts, options.run)
+        for rows in sorted({1, options.max_batch_size}):  # the first call of a size allocates
+            net(np.repeat(first, rows, axis=0))
+    except UserError as error:
+        return str(error)
+    except Exception as error:
+        log.exception("target=%s can't be loaded.", options.target)
+        kind = type(error).__name__
+        return f"target={options.target} can't be loaded ({kind}): export the run again with scripts/export.py."
+    return net
+
+
+def compute(net: Net, inputs: list[Array]) -> list[Array | None]:
+    """Return the logits `[rows, ..., classes]` of each request `[rows, ...]`; None if the net failed on it.
+
+    Requests of the same sample shape and dtype are computed together. If that fails, each is computed on its own, so
+    that only the faulty one fails.
+    """
+    found: list[Array | None] = [None] * len(inputs)
+    alike: dict[Any, list[int]] = {}
+    for index, array in enumerate(inputs):
+        alike.setdefault((array.shape[1:], array.dtype), []).append(index)
+    for indices in alike.values():
+        for index, logits in zip(indices, _together(net, [inputs[index] for index in indices]), strict=True):
+            found[index] = logits
+    return found
+
+
+def _together(net: Net, inputs: list[Array]) -> list[Array | None]:
+    rows = [len(array) for array in inputs]
+    try:
+        logits = net(inputs[0] if len(inputs) == 1 else np.concatenate(inputs))
+        if logits.dtype.names is None:
+            logits = np.asarray(logits, dtype=np.float32)
+        if len(logits) != sum(rows):
+            raise ValueError(f"{sum(rows)} rows gave {len(logits)} answers")
+        return list(np.split(logits, np.cumsum(rows)[:-1]))
+    except Exception:
+        if len(inputs) > 1:
+            return [_together(net, [array])[0] for array in inputs]
+        log.exception("The net failed on an input of shape %s.", inputs[0].shape)
+        return [None]

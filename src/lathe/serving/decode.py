@@ -1,4 +1,4 @@
-"""Decodes a request's body to the array that an export takes. Imports no torch; all input is untrusted.
+"""Decode a request's body to the array that an export takes, and name classes. Imports no torch; input is untrusted.
 
 Statuses: 400 not of the declared type, 413 above a limit, 415 an unsupported type, 422 readable but not an input of the
 net. All functions raise BadRequest.
@@ -17,7 +17,6 @@ import numpy as np
 from lathe.images import COLOURS, PictureError, TooLarge, arranged, kind_of, read_header, read_picture, scaled
 
 Array = np.ndarray[Any, Any]
-
 PICTURES = {"image/png": "PNG", "image/jpeg": "JPEG", "image/jpg": "JPEG"}
 NPY, JSON, BINARY = "application/x-npy", "application/json", "application/octet-stream"
 SHAPE = re.compile(r"\s*(\d{1,9})\s*,\s*(\d{1,9})\s*")
@@ -58,20 +57,13 @@ def decode(
 
     Pictures are uint8 `[n, channels, height, width]`, also if the file itself takes normalised floats (`Bundle`
     normalises); tokens are int64 `[n, time]`. PNG and JPEG are scaled to the export's size, unless it takes any; arrays
-    must have it.
-
-    Args:
-        body: of the request.
-        content_type: the declared type; nothing is guessed from the body.
-        facts: the export's manifest.
-        limits: of a request.
-        shape_header: for binary input: `height,width` of pictures, or `n,time` of token ids.
+    must have it. `content_type` is as declared, `facts` are the export's manifest. `shape_header` is for binary input:
+    `height,width` of pictures, or `n,time` of token ids.
     """
     kind, words = content_type.partition(";")[0].strip().lower(), "vocab_size" in facts["input"]
     taken = [NPY, JSON, BINARY] if words else [*PICTURES, NPY, JSON, BINARY]
-    demand(
-        len(body) <= limits.body, 413, f"The body has {len(body)} bytes, more than {limits.body}: send less at a time."
-    )
+    sentence = f"The body has {len(body)} bytes, more than {limits.body}: send less at a time."
+    demand(len(body) <= limits.body, 413, sentence)
     demand(kind in taken, 415, f"Content-Type {content_type[:60]!r} is not taken: declare one of {', '.join(taken)}.")
     demand(len(body) > 0, 400, f"The body is empty: send {'token ids' if words else 'images'} as {kind}.")
     if words:
@@ -99,7 +91,13 @@ class Images:
         name, value = read_json(body, ("image", "images"), self.channels * pixels)
         texts = [value] if name == "image" else value
         if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
-            return self.pictures([unpacked(text) for text in texts]), name == "image"
+            try:  # browsers send data:...;base64,...
+                words = (text.partition(",")[2] if text.startswith("data:") else text for text in texts)
+                files = [base64.b64decode(word, validate=True) for word in words]
+            except ValueError as error:
+                sentence = "The image is text, but not base64: send a PNG or JPEG in base64, or lists."
+                raise BadRequest(400, sentence) from error
+            return self.pictures(files), name == "image"
         found = integers(value, name)
         sentence = f"{name} has values outside of 0 to 255: send pixels as whole numbers."
         demand(bool(((found >= 0) & (found <= 255)).all()), 422, sentence)
@@ -119,9 +117,8 @@ class Images:
             try:
                 pixels = read_picture(io.BytesIO(content), own, self.channels, left)
             except TooLarge as error:
-                raise BadRequest(
-                    413, f"The image {error}; all images of a request may have {self.limits.pixels}: send smaller ones."
-                ) from error
+                sentence = f"all images of a request may have {self.limits.pixels}: send smaller ones."
+                raise BadRequest(413, f"The image {error}; {sentence}") from error
             except PictureError as error:
                 raise BadRequest(400, f"The image {error}: send a whole one, and declare its type.") from error
             left -= pixels.shape[1] * pixels.shape[2]
@@ -264,9 +261,33 @@ def read_shape(header: str | None, form: str) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
-def unpacked(text: str) -> bytes:
-    """Decode base64, also with the prefix `data:...;base64,` of browsers."""
-    try:
-        return base64.b64decode(text.partition(",")[2] if text.startswith("data:") else text, validate=True)
-    except ValueError as error:
-        raise BadRequest(400, "The image is text, but not base64: send a PNG or JPEG in base64, or lists.") from error
+def answer(logits: Array, facts: dict[str, Any], top_k: int, single: bool) -> dict[str, Any]:
+    """Return `{"predictions": [{"class", "index", "probability"}, ...]}`, the `top_k` most likely first, ties by index.
+
+    Unless `single`, it is a list of such lists, one for each sample. `logits` are `[n, classes]`, or `[n, time,
+    vocabulary]`, whose last position (the next token) counts. `facts` are the export's manifest; without class names,
+    the indices are the names. Raises ValueError for a logit of NaN or infinity, or if all are -infinity.
+    """
+    last = logits[:, -1] if logits.ndim == 3 else logits
+    names = facts.get("classes")
+    rows = []
+    for row, shares in zip(last, probabilities(last), strict=True):
+        count = min(top_k, len(row))
+        # O(n): a full sort of a large vocabulary takes longer than a small net
+        candidates = np.flatnonzero(row >= np.partition(row, -count)[-count])
+        best = map(int, candidates[np.argsort(-row[candidates], kind="stable")][:count])
+        rows.append(
+            [{"class": names[i] if names else str(i), "index": i, "probability": float(shares[i])} for i in best]
+        )
+    return {"predictions": rows[0] if single else rows}
+
+
+def probabilities(logits: Array) -> Array:
+    """Return the softmax over the last axis, in float64."""
+    wide = logits.astype(np.float64)
+    largest = wide.max(axis=-1, keepdims=True)
+    if not np.isfinite(largest).all():  # NaN propagates; a logit of -inf next to finite ones is an impossible class
+        raise ValueError("the net's answer has NaN or infinite logits, which are no probabilities")
+    shares = np.exp(wide - largest)
+    total: Array = shares / shares.sum(axis=-1, keepdims=True)
+    return total

@@ -12,12 +12,10 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from lathe.errors import UserError
-from lathe.serving import options as serve_options
-from lathe.serving import worker
 from lathe.serving.app import App
-from lathe.serving.batcher import Batcher
-from lathe.serving.named import is_batched
-from lathe.serving.options import Options
+from lathe.serving.batcher import Batcher, launch
+from lathe.serving.model import is_batched
+from lathe.serving.options import KEY, Options
 
 HEADER_BYTES = 65536  # of a request line and headers
 
@@ -66,7 +64,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, options: Options, facts: dict[str, Any]) -> None:
         self.options = options
-        self.batcher = Batcher(partial(worker.launch, options=options, facts=facts), options)
+        self.batcher = Batcher(partial(launch, options=options, facts=facts), options)
         super().__init__(
             uvicorn.Config(
                 App(self.batcher, options, facts),
@@ -99,20 +97,18 @@ class Server(uvicorn.Server):
             if not starting.cancelled():
                 starting.result()
                 assert sockets
-                self._print_address(*sockets[0].getsockname()[:2])
+                host, port = sockets[0].getsockname()[:2]
+                host = f"[{host}]" if ":" in host else host
+                where = f" on {', '.join(dict.fromkeys(self.options.devices))}" if self.options.devices else ""
+                key = f"; requests need the API key of api_key or {KEY}" if self.options.api_key else ""
+                what = f"{self.options.run} (target={self.options.target}{where})"
+                print(f"Serving {what} at http://{host}:{port}{key}. Ctrl-C stops it.", flush=True)
                 await super().serve(sockets)
         finally:
             await self.batcher.stop()
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()  # `serve` handles them; uvicorn would raise them again at the end
-
-    def _print_address(self, host: str, port: int) -> None:
-        host = f"[{host}]" if ":" in host else host
-        where = f" on {', '.join(dict.fromkeys(self.options.devices))}" if self.options.devices else ""
-        key = f"; requests need the API key of api_key or {serve_options.KEY}" if self.options.api_key else ""
-        what = f"{self.options.run} (target={self.options.target}{where})"
-        print(f"Serving {what} at http://{host}:{port}{key}. Ctrl-C stops it.", flush=True)
 
 
 def listen(host: str, port: int) -> socket.socket:

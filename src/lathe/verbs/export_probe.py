@@ -8,14 +8,12 @@ weights needs the run, whose net it is loaded into.
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from lathe import export
 from lathe.errors import UserError
-from lathe.export import manifest as manifests
-from lathe.export.bundle import open_bundle
+from lathe.export.bundle import open_bundle, read_manifest
 from lathe.export.inputs import FlatCore, as_list
 from lathe.measure.calls import Call
 
@@ -24,27 +22,25 @@ def main(job: Path) -> None:
     """Compute the outputs of a job's inputs."""
     wanted = json.loads((job / "job.json").read_text())
     folder = Path(wanted["folder"])
-    manifest = manifests.read(folder)
+    manifest = read_manifest(folder)
     target = export.get(manifest["target"])
-    run = open_bundle(folder, wanted["threads"]).run if target.computes else _restored(target, wanted, manifest["file"])
+    if target.computes:
+        run = open_bundle(folder, wanted["threads"]).run
+    else:  # the run's net with the weights of the file
+        from lathe.export.torch_runner import on_arrays
+        from lathe.runs.build import make_task
+        from lathe.runs.rundir import open_run
+        from lathe.tasks.core import EXAMPLE
+
+        task = make_task(open_run(wanted["run"], "run").config, train=False)
+        net = target.restore(task.core, folder / manifest["file"]).eval()
+        if task.net is task.driven:  # a user's LightningModule
+            call = Call.load(Path(wanted["run"], EXAMPLE))
+            net = FlatCore(net, call.args, call.kwargs)
+        run = on_arrays(net)
     for number in range(len(list(job.glob("in_*.npz")))):
         with np.load(job / f"in_{number}.npz") as given:
             np.savez(job / f"out_{number}.npz", *as_list(run(*given.values())))
-
-
-def _restored(target: export.Target, wanted: dict[str, Any], file: str) -> Any:
-    """Return the run's net with the weights of a file, as a function of arrays."""
-    from lathe.export.torch_runner import on_arrays
-    from lathe.runs.build import make_task
-    from lathe.runs.rundir import open_run
-    from lathe.tasks.core import EXAMPLE
-
-    task, example = make_task(open_run(wanted["run"], "run").config, train=False), Path(wanted["run"], EXAMPLE)
-    net = target.restore(task.core, Path(wanted["folder"]) / file).eval()
-    if task.net is task.driven:  # a user's LightningModule
-        call = Call.load(example)
-        net = FlatCore(net, call.args, call.kwargs)
-    return on_arrays(net)
 
 
 if __name__ == "__main__":

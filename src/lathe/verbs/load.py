@@ -16,7 +16,6 @@ import torch
 from lightning.pytorch import LightningModule
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
-from torch.utils.data import DataLoader
 
 from lathe import export
 from lathe.compression.structure import apply_structure
@@ -32,16 +31,15 @@ from lathe.runs.checkpoints import restore as fill
 from lathe.runs.export_model import class_names, is_image
 from lathe.runs.inference import check_input_spec, is_lightning, open_data, open_run_net
 from lathe.runs.rundir import RunDir, open_run
-from lathe.serving.answers import probabilities
+from lathe.serving.decode import probabilities
 from lathe.tasks import Task
 from lathe.tasks.core import core_of
 from lathe.training.trainer_setup import configure_logging
 from lathe.training.weight_loading import load_matching
 from lathe.verbs.evaluate import AUTO, HERE, rebuild
 from lathe.verbs.inside import same_numbers
-from lathe.verbs.predict import BATCH, Images, check_tokens
-from lathe.verbs.predict_module import PlainLoader, arrays_of, gather, module_outputs, split_rows
-from lathe.verbs.predict_module import batch_size as rows_of
+from lathe.verbs.predict import Images, PlainLoader, arrays_of, check_tokens, gather, module_outputs, split_rows
+from lathe.verbs.predict import batch_size as rows_of
 
 Array = np.ndarray[Any, Any]
 
@@ -159,15 +157,15 @@ class Run:
             return import_module("pandas").read_csv(io.StringIO(lines.text if lines.columns else "step\n"))
         return numbers(path, lines)
 
-    @property
-    def task(self) -> LightningModule:
-        """The trained LightningModule, with the checkpoint's weights and structure, on the CPU in eval mode."""
-        return self._opened.driven
-
     @cached_property
     def _opened(self) -> Task:
         with _untouched():
             return open_run_net(self.dir, "run", self.checkpoint, own=True)[0]
+
+    @property
+    def task(self) -> LightningModule:
+        """The trained LightningModule, with the checkpoint's weights and structure, on the CPU in eval mode."""
+        return self._opened.driven
 
     @property
     def net(self) -> nn.Module:
@@ -209,9 +207,17 @@ class Run:
             with _untouched():
                 return gather(module_outputs(self.config_dict, *self._answering, given), given)
         check_input_spec(cfg, self.dir)
-        size = batch_size or cfg["data"].get("eval_batch_size") or cfg["data"].get("batch_size") or BATCH
+        size = batch_size or rows_of(cfg)
         with _untouched():
-            batches = self._images(x, resize, size) if is_image(cfg) else self._tokens(x, size)
+            facts = cfg["data"]
+            if is_image(cfg):
+                side = facts["image_size"]
+                images = Images(_files(x, facts["channels"]), (side, side), resize, size, squashed(facts))
+                normalize = Normalizer(facts["mean"], facts["std"], facts["channels"])
+                batches: Any = PlainLoader(images, lambda batch: normalize(torch.from_numpy(batch)))
+            else:
+                ids = check_tokens(np.asarray(x), facts, "x")
+                batches = PlainLoader(torch.from_numpy(ids).split(size))
             task, trainer = self._answering
             configure_logging()
             found = trainer.predict(task, dataloaders=batches, return_predictions=True)
@@ -233,17 +239,6 @@ class Run:
         cfg["trainer"] = {**cfg["trainer"], **HERE}
         return rebuild({**cfg, "strategy": AUTO, "request": {"checkpoint": self.checkpoint}})
 
-    def _images(self, x: Any, resize: bool, batch_size: int) -> Any:
-        facts = self._config["data"]
-        side = facts["image_size"]
-        images = Images(_files(x, facts["channels"]), (side, side), resize, batch_size, squashed(facts))
-        normalize = Normalizer(facts["mean"], facts["std"], facts["channels"])
-        return PlainLoader(images, lambda batch: normalize(torch.from_numpy(batch)))
-
-    def _tokens(self, x: Any, batch_size: int) -> DataLoader[Any]:
-        ids = check_tokens(np.asarray(x), self._config["data"], "x")
-        return DataLoader(torch.from_numpy(ids), batch_size=batch_size)  # type: ignore[arg-type]  # has rows
-
 
 def _files(x: Any, channels: int) -> list[ImageFile]:
     if isinstance(x, (str, Path)):
@@ -252,11 +247,9 @@ def _files(x: Any, channels: int) -> list[ImageFile]:
         paths = [Path(item) for item in x]
         return [open_array(p, channels) if p.suffix.lower() == ".npy" else open_image(p, channels) for p in paths]
     pixels = np.asarray(x)
-    require(
-        pixels.dtype == np.uint8 and pixels.ndim == 4 and pixels.shape[1] == channels and len(pixels) > 0,
-        f"x of shape {list(pixels.shape)} and type {pixels.dtype}: expected uint8 pixels [n, {channels}, height, "
-        "width], or paths of pictures.",
-    )
+    fits = pixels.dtype == np.uint8 and pixels.ndim == 4 and pixels.shape[1] == channels and len(pixels) > 0
+    given, wanted = f"x of shape {list(pixels.shape)} and type {pixels.dtype}", f"[n, {channels}, height, width]"
+    require(fits, f"{given}: expected uint8 pixels {wanted}, or paths of pictures.")
     height, width = pixels.shape[2:]
     return [ImageFile(Path("x"), channels, (height, width), len(pixels), lambda: pixels, numbered=True)]
 

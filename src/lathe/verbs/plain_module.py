@@ -21,14 +21,15 @@ from lathe.compression.pruning import apply_masks, magnitude_masks, sparsity_of
 from lathe.compression.pruning.masks import Masks
 from lathe.compression.quantization import describe, freeze_observers, quantize, set_enabled, strip, update_ranges
 from lathe.errors import UserError, did_you_mean, require
-from lathe.export.files import whole
+from lathe.export.bundle import whole
 from lathe.export.inputs import FlatCore, as_list
 from lathe.files import scratch
 from lathe.measure.calls import Call
 from lathe.runs.export_model import CoreModel
-from lathe.verbs import export_parity as parity
+from lathe.verbs import export as parity
 from lathe.verbs.export import get_target, make
 
+AFTER: dict[str, Any] = {"ptq_static": PTQStatic, "ptq_dynamic": PTQDynamic, "weight_only": WeightOnly}
 # Options of each method that act without the schedule of a run; they are keys of configs/compression.
 _MASKS = ("sparsity", "granularity", "scope", "norm", "block", "layers", "exclude", "head")
 METHODS: dict[str, tuple[str, ...]] = {
@@ -37,12 +38,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     "prune_structured": tuple(name for name in _MASKS if name not in ("granularity", "block")),
     "prune_nm": ("n", "m", "scope", "layers", "exclude", "head"),
     "qat": ("bits", "activation_bits", "per_channel", "layer_bits", "exclude", "observer", "percentile"),
-    **{
-        name: tuple(inspect.signature(kind).parameters)
-        for name, kind in (("ptq_static", PTQStatic), ("ptq_dynamic", PTQDynamic), ("weight_only", WeightOnly))
-    },
+    **{name: tuple(inspect.signature(kind).parameters) for name, kind in AFTER.items()},
 }
-AFTER: dict[str, Any] = {"ptq_static": PTQStatic, "ptq_dynamic": PTQDynamic, "weight_only": WeightOnly}
 BATCHES = 16  # calls of the loop that calibrate, at most
 SUFFIXES = {".onnx": "onnx", ".pt2": "torch_export", ".pte": "executorch", ".safetensors": "safetensors"}
 
@@ -67,13 +64,18 @@ def compress(
     Raises:
         UserError: a method or option is unknown, does not fit the module, or needs the loop.
     """
-    chosen = _options(methods)
+    names = [methods] if isinstance(methods, str) else list(methods)
+    chosen = {name: dict(methods[name] or {}) if isinstance(methods, Mapping) else {} for name in names}
+    require(bool(chosen), f"compress: name a method of {', '.join(METHODS)}.")
+    for name, options in chosen.items():
+        require(name in METHODS, f"compress: {name} needs a run; {did_you_mean(name, METHODS)}")
+        for key in options:
+            require(key in METHODS[name], f"compress: {name}.{key}: the options are {', '.join(METHODS[name])}.")
     after = {name: AFTER[name](**options) for name, options in chosen.items() if name in AFTER}
     qat = QAT(**chosen["qat"]) if "qat" in chosen else None
     require(qat is None or loop is not None, "compress: qat rounds while the module trains: give `loop`.")
-    require(
-        len(after) + (qat is not None) < 2, f"compress: {', '.join(chosen)} would quantize twice: choose one of them."
-    )
+    once = len(after) + (qat is not None) < 2
+    require(once, f"compress: {', '.join(chosen)} would quantize twice: choose one of them.")
     call, masks, found = Call.of(example), dict[str, torch.Tensor](), dict[str, float]()
     with _modes(module):
         if "prune_channels" in chosen:
@@ -85,11 +87,9 @@ def compress(
                 found[f"{name}/sparsity"] = sparsity_of(masks)
         apply_masks(module, masks)
         if qat is not None:
-            layers = quantize(
-                module, call.example, qat.plan, qat.overrides, observer=qat.observer, percentile=qat.percentile
-            )
+            settings: dict[str, Any] = {"observer": qat.observer, "percentile": qat.percentile}
+            found["qat/layers"] = len(quantize(module, call.example, qat.plan, qat.overrides, **settings))
             set_enabled(module, True)
-            found["qat/layers"] = len(layers)
     inputs = [call.example]
     if loop is not None:
         inputs, steps = _run(module, loop, masks, qat is not None)
@@ -103,17 +103,6 @@ def compress(
             found[f"{name}/layers"] = len(done.layers)
     print("compress:", ", ".join(f"{name} {round(value, 4):g}" for name, value in found.items()))
     return module
-
-
-def _options(methods: str | Sequence[str] | Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    names = [methods] if isinstance(methods, str) else list(methods)
-    chosen = {name: dict(methods[name] or {}) if isinstance(methods, Mapping) else {} for name in names}
-    for name, options in chosen.items():
-        require(name in METHODS, f"compress: {name} needs a run; {did_you_mean(name, METHODS)}")
-        for key in options:
-            require(key in METHODS[name], f"compress: {name}.{key}: the options are {', '.join(METHODS[name])}.")
-    require(bool(chosen), f"compress: name a method of {', '.join(METHODS)}.")
-    return chosen
 
 
 def _masks(module: nn.Module, name: str, options: dict[str, Any]) -> Masks:
@@ -142,15 +131,13 @@ def _run(module: nn.Module, loop: Callable[[nn.Module], object], masks: Masks, r
         if rounds:
             update_ranges(module)
 
-    handles = [
-        module.register_forward_pre_hook(record, with_kwargs=True),
-        register_optimizer_step_post_hook(stepped),
-    ]
+    recording = module.register_forward_pre_hook(record, with_kwargs=True)
+    stepping = register_optimizer_step_post_hook(stepped)
     try:
         loop(module)
     finally:
-        for handle in handles:
-            handle.remove()
+        recording.remove()
+        stepping.remove()
     require(bool(calls), f"compress: loop does not call the {type(module).__name__} that it is given.")
     return [call.example for call in calls], steps
 
@@ -182,17 +169,14 @@ def export_module(
     path, call, quantized = Path(path), Call.of(example), bool(describe(module))
     name = target or SUFFIXES.get(path.suffix, "")
     require(bool(name), f"path={path}: end it with {', '.join(SUFFIXES)}, or name the target.")
-    if name == "onnx" and target is None and quantized:
-        name = "onnx_int8"
+    name = "onnx_int8" if name == "onnx" and target is None and quantized else name
     kind = get_target(name, options)
     missing = kind.available()
     require(missing is None, str(missing))
     require(kind.takes_cores, f"target={name} takes the nets of runs: choose {', '.join(SUFFIXES.values())}.")
     require(kind.suffix == path.suffix, f"path={path}: target={name} writes {kind.suffix}.")
-    require(
-        quantized or not kind.integers,
-        f"target={name} writes a quantized module: call lathe.compress(module, 'ptq_static', example, loop) before.",
-    )
+    fix = "call lathe.compress(module, 'ptq_static', example, loop) before"
+    require(quantized or not kind.integers, f"target={name} writes a quantized module: {fix}.")
     net = strip(module) if quantized and kind.integers is False else module
     with _modes(net), torch.random.fork_rng(devices=[]), torch.no_grad(), scratch() as folder:
         flat = FlatCore(net, call.args, call.kwargs)

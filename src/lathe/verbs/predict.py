@@ -2,33 +2,39 @@
 
 import csv
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from lathe.data import Normalizer
 from lathe.data.checks import first_few, squashed, warn_once
 from lathe.errors import UserError, collect_errors, require
-from lathe.export.bundle import open_bundle
-from lathe.export.files import whole
+from lathe.export import Array, first_line
+from lathe.export.bundle import open_bundle, whole
 from lathe.images import ImageFile, LeftOut, UnreadableError, find_images, scaled
+from lathe.runs.build import make_data
 from lathe.runs.export_model import class_names, is_image
 from lathe.runs.inference import check_input_spec, is_lightning
 from lathe.runs.instantiate import locate
-from lathe.serving.model import MODULE, describe
+from lathe.serving.model import MODULE, as_arrays, describe
+from lathe.tasks import Task
 from lathe.verbs.evaluate import check_request, rebuild
-from lathe.verbs.predict_module import OUTPUTS, PlainLoader, predict_module
 
-BATCH = 64  # images, for a data module that declares no batch
-Array = np.ndarray[Any, Any]
-Write = Callable[[Array], None]
+INPUTS = (".npz", ".npy", ".csv", ".parquet")
+OUTPUTS = (".npz", ".csv", ".parquet")
+NAME = "prediction"  # of an output that is a tensor
+BATCH = 64  # samples, for a data module that declares no batch
 
 
 def predict(cfg: dict[str, Any]) -> int:
@@ -37,8 +43,8 @@ def predict(cfg: dict[str, Any]) -> int:
     The file is written atomically. Images are read batch by batch, since a folder may exceed the memory. For a user's
     LightningModule see `predict_module`.
     """
-    request, own = cfg["request"], is_lightning(cfg)
-    devices, target = cfg["trainer"]["devices"], request["export"] or MODULE
+    request, facts, own = cfg["request"], cfg["data"], is_lightning(cfg)
+    devices, accelerator = cfg["trainer"]["devices"], cfg["trainer"]["accelerator"]
     given = None if request["input"] is None else Path(request["input"])
     require(given is not None or own, "input is missing: name images or token ids.")
     collect_errors(
@@ -47,48 +53,78 @@ def predict(cfg: dict[str, Any]) -> int:
         lambda: check_request(request, OUTPUTS if own else ()),
         lambda: None if own else check_input_spec(cfg, request["run"]),
     )
-    manifest = None if target == MODULE else check_export(cfg)
+    target, manifest, folder = request["export"] or MODULE, None, None
+    if target != MODULE:
+        manifest = describe(cfg["paths"]["run_dir"], target, request["checkpoint"])
+        folder = Path(cfg["paths"]["run_dir"], "exports", target)
+        own_format = (
+            f"precision is for target={MODULE}: target={target} has the number format of its file; leave it out."
+        )
+        require(request.get("precision") is None, own_format)
+        device = f"trainer.accelerator={accelerator} is for target={MODULE}: leave it auto for target={target}."
+        require(accelerator in ("auto", "cpu"), device)
     if own:
-        return predict_module(cfg, None if manifest is None else folder_of(cfg))
+        return predict_module(cfg, folder)
     kind = getattr(locate(cfg["task"]), "predicts", "classes")
-    require(
-        kind == "classes",
-        f"run={request['run']}: its task predicts {kind}, and this writes classes: take lathe.load in Python, or an "
-        "export.",
-    )
-    batch_size = request["batch_size"] or cfg["data"].get("eval_batch_size") or cfg["data"].get("batch_size") or BATCH
+    message = f"run={request['run']}: its task predicts {kind}, and this writes classes"
+    require(kind == "classes", f"{message}: take lathe.load in Python, or an export.")
+    assert given is not None
+    size, images, ids = request["batch_size"] or batch_size(cfg), None, np.empty(0)
     if is_image(cfg):
-        source: Images | Tokens = open_images(cfg, manifest, batch_size)
+        images = open_images(cfg, manifest, size)
+        labels, batches, change = images.names, images, Normalizer(facts["mean"], facts["std"], facts["channels"])
     else:
-        source = Tokens(read_tokens(Path(request["input"]), cfg["data"]), batch_size)
-    names = class_names(cfg) if cfg["data"].get("class_names") else None
+        require(given.suffix.lower() == ".npy", f"input={given}: expected a .npy file of token ids [n, time].")
+        ids = check_tokens(np.load(given, allow_pickle=False), facts, f"input={given}")
+        labels, change = deque(map(str, range(len(ids)))), nn.Identity()
+        batches = np.split(ids, range(size, len(ids), size))
+    names = class_names(cfg) if facts.get("class_names") else None
+    console, what = Console(), "image" if images else "sequence"
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    hidden = not cfg["trainer"]["enable_progress_bar"] or not console.is_terminal
     with (
         whole(request["output"]) as path,
         open(path, "w", newline="") as file,
-        bar(cfg["trainer"]["enable_progress_bar"]) as progress,
+        Progress(*columns, console=console, disable=hidden) as progress,
     ):
         writer = csv.writer(file)
-        writer.writerow([source.what, "prediction", "probability", *(["class"] if names else [])])
-        work = progress.add_task(f"{source.what}s", total=source.total)
+        writer.writerow([what, "prediction", "probability", *(["class"] if names else [])])
+        work = progress.add_task(f"{what}s", total=images.total if images else len(ids))
 
         def write(logits: Array) -> None:
             last = logits[:, -1] if logits.ndim == 3 else logits
             for row in torch.from_numpy(last).double().softmax(dim=1):
-                best, label = int(row.argmax()), source.names.popleft()
-                require(
-                    bool(row[best] == row[best]),
-                    f"run={request['run']}: its net answers {label} with NaN, not with numbers: train it again.",
-                )
-                chosen = [names[best]] if names else []
-                writer.writerow([label, best, f"{float(row[best]):.6f}", *chosen])
+                best, label = int(row.argmax()), labels.popleft()
+                message = f"run={request['run']}: its net answers {label} with NaN, not with numbers: train it again."
+                require(bool(row[best] == row[best]), message)
+                writer.writerow([label, best, f"{float(row[best]):.6f}", *([names[best]] if names else [])])
             progress.advance(work, len(logits))
 
-        (run_module if target == MODULE else run_export)(cfg, source, write)
-    if isinstance(source, Images) and source.left_out.files:
-        skipped = first_few([file.name for file in source.left_out.files])
-        warn_once(f"skip_bad={source.left_out.most} leaves out {skipped}.")
-    print(f"{source.total} predictions in {request['output']}")
-    return source.total
+        if folder is None:
+            task, trainer = rebuild({**cfg, "trainer": {**cfg["trainer"], "enable_progress_bar": False}})
+            trainer.callbacks.append(WriteLogits(write))  # type: ignore[attr-defined]  # a connector sets it
+            loader = PlainLoader(batches, lambda batch: change(torch.from_numpy(batch)))
+            trainer.predict(task, dataloaders=loader, return_predictions=False)
+        else:
+            bundle = open_bundle(folder)
+            for batch in batches:
+                write(np.asarray(bundle(batch), dtype=np.float32))
+    if images and images.left_out.files:
+        skipped = first_few([file.name for file in images.left_out.files])
+        warn_once(f"skip_bad={images.left_out.most} leaves out {skipped}.")
+    count = images.total if images else len(ids)
+    print(f"{count} predictions in {request['output']}")
+    return count
+
+
+class WriteLogits(Callback):
+    """Pass the logits of each batch to `write`."""
+
+    def __init__(self, write: Callable[[Array], None]) -> None:
+        self.write = write
+
+    def on_predict_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+        self.write(torch.as_tensor(outputs).float().cpu().numpy())
 
 
 def open_images(cfg: dict[str, Any], manifest: dict[str, Any] | None, batch_size: int) -> "Images":
@@ -98,10 +134,8 @@ def open_images(cfg: dict[str, Any], manifest: dict[str, Any] | None, batch_size
     if manifest is not None:
         height, width = manifest["input"]["shape"][2:]
         size = (height, width) if isinstance(height, int) else None
-        require(
-            size is not None or not request["resize"],
-            f"resize=true: target={request['export']} scales images itself; leave it false.",
-        )
+        message = f"resize=true: target={request['export']} scales images itself; leave it false."
+        require(size is not None or not request["resize"], message)
     given, left_out = Path(request["input"]), LeftOut(request["skip_bad"], "skip_bad")
     files = find_images(given, facts["channels"], left_out)
     others = [name for name in left_out.others if Path(request["input"], name) != Path(request["output"])]
@@ -112,58 +146,12 @@ def open_images(cfg: dict[str, Any], manifest: dict[str, Any] | None, batch_size
     return Images(files, size, request["resize"], batch_size, squashed(facts), left_out)
 
 
-class Tokens:
-    """Iterate over int64 batches `[batch, time]` of token ids."""
-
-    what = "sequence"
-
-    def __init__(self, ids: Array, batch_size: int) -> None:
-        self.ids, self.batch_size, self.total = ids, batch_size, len(ids)
-        self.names = deque(map(str, range(len(ids))))
-
-    def __iter__(self) -> Iterator[Array]:
-        for start in range(0, len(self.ids), self.batch_size):
-            yield self.ids[start : start + self.batch_size]
-
-
-def read_tokens(path: Path, facts: dict[str, Any]) -> Array:
-    """Return the token ids of a .npy file; raise UserError if they do not fit the net."""
-    require(path.suffix.lower() == ".npy", f"input={path}: expected a .npy file of token ids [n, time].")
-    return check_tokens(np.load(path, allow_pickle=False), facts, f"input={path}")
-
-
-def check_tokens(ids: Array, facts: dict[str, Any], name: str) -> Array:
-    """Return token ids `[n, time]` as int64; raise UserError, which begins with `name`, if they do not fit the net."""
-    require(
-        ids.ndim == 2 and ids.size > 0 and np.issubdtype(ids.dtype, np.integer),
-        f"{name} of shape {list(ids.shape)} and type {ids.dtype}: expected token ids, integers [n, time].",
-    )
-    require(
-        int(ids.min()) >= 0 and int(ids.max()) < facts["vocab_size"],
-        f"{name} holds token ids from {ids.min()} to {ids.max()}: expected 0 to {facts['vocab_size'] - 1}.",
-    )
-    require(
-        ids.shape[1] <= facts["length"],
-        f"{name} holds {ids.shape[1]} token ids in a row: expected at most {facts['length']}.",
-    )
-    return ids.astype(np.int64)
-
-
-def bar(shown: bool) -> Progress:
-    """Build a progress bar that counts images, shown only on a terminal."""
-    console = Console()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, disable=not shown or not console.is_terminal)
-
-
 class Images:
     """Iterate over uint8 batches `[batch, channels, height, width]` of images of `size`.
 
     If `size` is None, images keep theirs, and a batch ends where it changes. `resize` scales others to `size`: the
     centre crop, or the whole image with `squash`. The consumer pops the names of yielded images from `names`.
     """
-
-    what = "image"
 
     def __init__(
         self,
@@ -178,15 +166,15 @@ class Images:
         self.names = deque[str]()
         self.files, self.size, self.batch_size = files, size, batch_size
         self.total = sum(file.count for file in files)
-        for file in files:
-            check_size(file, file.size, size if not resize else None)
         self.resize = resize
+        for file in files:
+            self._check(file, file.size)
 
     def __iter__(self) -> Iterator[Array]:
         batch: list[Array] = []
         for file in self.files:
             for name, pixels in zip(file.names, self._read(file), strict=False):
-                check_size(file, pixels.shape[1:], self.size if not self.resize else None)  # the header can be wrong
+                self._check(file, pixels.shape[1:])  # the header can be wrong
                 fitting = pixels if self.size is None else scaled(pixels, self.size, self.squash)
                 if batch and (len(batch) == self.batch_size or batch[0].shape != fitting.shape):
                     yield np.stack(batch)
@@ -203,61 +191,208 @@ class Images:
             self.left_out.add(file.path, error)
             self.total -= file.count
 
-
-def check_size(file: ImageFile, found: tuple[int, ...], size: tuple[int, int] | None) -> None:
-    """Raise UserError for images of a size other than `size`; None accepts all."""
-    if size is not None and tuple(found) != size:
-        raise UserError(
-            f"input={file.path} has {found[0]} x {found[1]} pixels, but the net takes {size[0]} x {size[1]}: "
-            "resize=true scales images."
-        )
+    def _check(self, file: ImageFile, found: tuple[int, ...]) -> None:
+        if self.size is not None and not self.resize and tuple(found) != self.size:
+            own, wanted = (" x ".join(map(str, size)) for size in (found, self.size))
+            message = f"input={file.path} has {own} pixels, but the net takes {wanted}: resize=true scales images."
+            raise UserError(message)
 
 
-def run_module(cfg: dict[str, Any], source: Images | Tokens, write: Write) -> None:
-    """Predict with the run's net, on the device and in the precision of `cfg`."""
-    facts = cfg["data"]
-    task, trainer = rebuild({**cfg, "trainer": {**cfg["trainer"], "enable_progress_bar": False}})
-    trainer.callbacks.append(Written(write))  # type: ignore[attr-defined]
-    normalize = (
-        nn.Identity() if isinstance(source, Tokens) else Normalizer(facts["mean"], facts["std"], facts["channels"])
-    )
-    batches = PlainLoader(source, lambda batch: normalize(torch.from_numpy(batch)))
-    trainer.predict(task, dataloaders=batches, return_predictions=False)
+def check_tokens(ids: Array, facts: dict[str, Any], name: str) -> Array:
+    """Return token ids `[n, time]` as int64; raise UserError, which begins with `name`, if they do not fit the net."""
+    message = f"{name} of shape {list(ids.shape)} and type {ids.dtype}: expected token ids, integers [n, time]."
+    require(ids.ndim == 2 and ids.size > 0 and np.issubdtype(ids.dtype, np.integer), message)
+    least, most, vocabulary, length = int(ids.min()), int(ids.max()), facts["vocab_size"], facts["length"]
+    message = f"{name} holds token ids from {least} to {most}: expected 0 to {vocabulary - 1}."
+    require(least >= 0 and most < vocabulary, message)
+    message = f"{name} holds {ids.shape[1]} token ids in a row: expected at most {length}."
+    require(ids.shape[1] <= length, message)
+    return ids.astype(np.int64)
 
 
-class Written(Callback):
-    """Pass the logits of each batch to `write`."""
+def predict_module(cfg: dict[str, Any], folder: Path | None) -> int:
+    """Write the predictions for `input`, or for the data's own predict_dataloader, to `output`; return their number.
 
-    def __init__(self, write: Write) -> None:
-        self.write = write
+    `folder` is that of an export of the core; None is the module, whose predict_step gets a tensor for an `input` with
+    one array, and a dict of tensors for one with several.
+    """
+    request = cfg["request"]
+    arrays = None if request["input"] is None else read_arrays(Path(request["input"]))
+    batches = None if arrays is None else split_rows(arrays, request["batch_size"] or batch_size(cfg))
+    if folder is None:
+        outputs = module_outputs(cfg, *rebuild(cfg), batches)
+    else:
+        if batches is None:
+            raise UserError("input=null: an export takes a file; name one, or leave out target.")
+        bundle, outputs = open_bundle(folder), []
+        names = [entry["name"] for entry in bundle.manifest["inputs"]]
+        for batch in batches:
+            named = dict(zip(names, batch.values(), strict=False)) if len(batch) == 1 == len(names) else batch
+            outputs.append(bundle(*as_arrays(named, bundle.manifest)))
+    found = gather(outputs, batches)
+    write_arrays(Path(request["output"]), found)
+    count = max(len(array) for array in found.values())
+    print(f"{count} predictions in {request['output']}")
+    return count
 
-    def on_predict_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
-        self.write(torch.as_tensor(outputs).float().cpu().numpy())
+
+def batch_size(cfg: Mapping[str, Any]) -> int:
+    """Return the run's evaluation batch."""
+    return int(cfg["data"].get("eval_batch_size") or cfg["data"].get("batch_size") or BATCH)
 
 
-def check_export(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest of the run's export; raise UserError if it does not fit the request."""
-    request, target, accelerator = cfg["request"], cfg["request"]["export"], cfg["trainer"]["accelerator"]
-    found = describe(cfg["paths"]["run_dir"], target, request["checkpoint"])
-    require(
-        request.get("precision") is None,
-        f"precision is for target={MODULE}: target={target} has the number format of its file; leave it out.",
-    )
-    require(
-        accelerator in ("auto", "cpu"),
-        f"trainer.accelerator={accelerator} is for target={MODULE}: target={target} runs where its runtime does; "
-        "leave it auto.",
-    )
+def split_rows(arrays: Mapping[str, Array], size: int) -> list[dict[str, Array]]:
+    """Return batches of at most `size` rows of arrays by name."""
+    rows = len(next(iter(arrays.values())))
+    return [{name: x[i : i + size] for name, x in arrays.items()} for i in range(0, rows, size)]
+
+
+def module_outputs(
+    cfg: dict[str, Any], task: Task, trainer: Trainer, batches: list[dict[str, Array]] | None
+) -> list[Any]:
+    """Return what predict_step returns for each of the batches, or for the predict_dataloader of data or module."""
+    module = task.driven
+    if batches is not None:
+        given = [{name: torch.from_numpy(x) for name, x in batch.items()} for batch in batches]
+        loader = [next(iter(batch.values())) if len(batch) == 1 else batch for batch in given]
+        return list(trainer.predict(module, dataloaders=PlainLoader(loader)) or [])
+    data = make_data(cfg)
+    own = is_overridden("predict_dataloader", data, LightningDataModule)
+    message = f"input=null: {type(data).__name__} has no predict_dataloader. Write one, or name a file with input=."
+    require(own or is_overridden("predict_dataloader", module), message)
+    owner: Any = data if own else module
+    hook, several = owner.predict_dataloader, False
+
+    def plain() -> Any:
+        """Return the hook's loaders as plain iterables: Lightning builds DataLoaders again, and fails on some."""
+        nonlocal several
+        found = hook()
+        loaders = list(found.values()) if isinstance(found, dict) else found
+        if not isinstance(loaders, list | tuple):
+            return PlainLoader(loaders)
+        several = len(loaders) > 1
+        return [PlainLoader(loader) for loader in loaders]
+
+    owner.predict_dataloader = plain
+    found = trainer.predict(module, datamodule=data if own else None) or []
+    del owner.predict_dataloader
+    return [batch for loader in found for batch in loader] if several else list(found)
+
+
+class PlainLoader:
+    """An iterable of batches, changed, that Lightning neither builds again nor takes for several loaders."""
+
+    def __init__(self, loader: Any, change: Callable[[Any], Any] = lambda batch: batch) -> None:
+        self.loader, self.change = loader, change
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.change, self.loader)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+
+def arrays_of(x: Any) -> dict[str, Array]:
+    """Return the arrays of a file, or a tensor or array as `x`, or several by name."""
+    if isinstance(x, str | Path):
+        return read_arrays(Path(x))
+    return {name: np.asarray(value) for name, value in (x if isinstance(x, Mapping) else {"x": x}).items()}
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """Return the arrays of a file by name. A table is one float32 array `[rows, columns]` named `x`."""
+    suffix = path.suffix.lower()
+    require(suffix in INPUTS, f"input={path}: expected a file of {', '.join(INPUTS)}.")
+    try:
+        if suffix == ".csv":
+            try:
+                found = {"x": np.loadtxt(path, np.float32, delimiter=",", ndmin=2)}
+            except ValueError:  # its first row has names
+                found = {"x": np.loadtxt(path, np.float32, delimiter=",", ndmin=2, skiprows=1)}
+        elif suffix == ".parquet":
+            found = {"x": _pandas("input").read_parquet(path).to_numpy(dtype=np.float32)}
+        else:
+            content = np.load(path, allow_pickle=False)
+            found = dict(content) if suffix == ".npz" else {"x": content}
+    except UserError:
+        raise
+    except Exception as error:  # readers raise many types for a damaged file
+        raise UserError(f"input={path} can't be read: {first_line(error)}.") from error
+    sizes = {name: len(x) if x.ndim else 0 for name, x in found.items()}
+    equal = len(set(sizes.values())) == 1 and min(sizes.values()) > 0
+    require(equal, f"input={path}: its arrays have {sizes or 'no'} rows: expected as many in each.")
     return found
 
 
-def run_export(cfg: dict[str, Any], source: Images | Tokens, write: Write) -> None:
-    """Predict with the export."""
-    bundle = open_bundle(folder_of(cfg))
-    for batch in source:
-        write(np.asarray(bundle(batch), dtype=np.float32))
+def _pandas(key: str) -> Any:
+    require(find_spec("pandas") is not None, f"{key}: a .parquet file needs pandas and pyarrow: pip install them.")
+    return import_module("pandas")
 
 
-def folder_of(cfg: dict[str, Any]) -> Path:
-    """Return the folder of the requested export."""
-    return Path(cfg["paths"]["run_dir"]) / "exports" / str(cfg["request"]["export"])
+def gather(outputs: list[Any], batches: list[dict[str, Array]] | None = None) -> dict[str, Array]:
+    """Return the outputs of all batches by name: tensors of a name are concatenated.
+
+    A tensor is named `prediction`, and those of dicts and tuples by their keys and places. A list of numbers or texts
+    is an array too. Another list has an entry for each sample, which are numbered through.
+    """
+    parts: dict[str, list[Array]] = {}
+    number = 0
+    for batch in outputs:
+        each = isinstance(batch, list) and not _is_row_list(batch)
+        samples = batch if each else [batch]
+        for sample in samples:
+            prefix = [str(number)] if each else []
+            number += 1
+            for path, value in pytree.tree_flatten_with_path(sample, is_leaf=_is_row_list)[0]:
+                if value is None:
+                    continue
+                words = (getattr(key, "key", getattr(key, "idx", getattr(key, "name", ""))) for key in path)
+                if isinstance(value, Tensor):
+                    half = value.dtype in (torch.bfloat16, torch.float16)
+                    array = (value.float() if half else value).cpu().numpy()
+                else:
+                    array = np.asarray(value)
+                message = f"predict_step returns a {type(value).__name__}: expected tensors, numbers or text."
+                require(array.dtype != object, message)
+                name = ".".join([*prefix, *map(str, words)]) or NAME
+                parts.setdefault(name, []).append(np.atleast_1d(array))
+    require(bool(parts), "predict_step returns nothing to write.")
+    equal = len({len(found) for found in parts.values()}) == 1
+    require(equal, "predict_step returns other names in some batches: return the same ones, or a list.")
+    found = {name: np.concatenate(part) for name, part in parts.items()}
+    if batches is not None and not isinstance(outputs[0], list):
+        rows = sum(len(next(iter(batch.values()))) for batch in batches)
+        counts = sorted({len(array) for array in found.values()})
+        message = (
+            f"input has {rows} rows, and the predictions {counts}: predict_step takes another batch than its arrays"
+        )
+        require(counts == [rows], f"{message}. Give it predict_dataloader of the data, with input=null.")
+    return found
+
+
+def _is_row_list(value: Any) -> bool:
+    """Return whether a list has a number or a text for each sample, such as the names of files."""
+    return isinstance(value, list) and bool(value) and all(isinstance(one, str | int | float) for one in value)
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays by name to a .npz file, or as the columns of a .csv or .parquet file with a row for each sample."""
+    suffix = path.suffix.lower()
+    columns: dict[str, Array] = {}
+    if suffix != ".npz":
+        fits = len({len(array) for array in arrays.values()}) == 1 and all(array.ndim <= 2 for array in arrays.values())
+        require(fits, f"output={path}: the predictions are not one row per sample: name a .npz file.")
+        for name, array in arrays.items():
+            single = array.ndim == 1
+            columns |= {name: array} if single else {f"{name}.{i}": array[:, i] for i in range(array.shape[1])}
+    with whole(path) as temporary:
+        if suffix == ".npz":
+            with open(temporary, "wb") as file:
+                np.savez(file, **arrays)  # type: ignore[arg-type]
+        elif suffix == ".parquet":
+            _pandas("output").DataFrame(columns).to_parquet(temporary)
+        else:
+            with open(temporary, "w", newline="") as text:
+                writer = csv.writer(text)
+                writer.writerow(columns)
+                writer.writerows(zip(*(array.tolist() for array in columns.values()), strict=True))

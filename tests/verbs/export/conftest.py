@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lathe.export.targets.onnx import Onnx
 from lathe.runs.rundir import RunDir
-from lathe.verbs import export_parity as parity
+from lathe.verbs import export as parity
 
 
 @pytest.fixture(scope="session")

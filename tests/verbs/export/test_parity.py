@@ -16,7 +16,7 @@ from lathe import trust
 from lathe.errors import UserError
 from lathe.runs.export_model import open_export_model
 from lathe.runs.rundir import RunDir
-from lathe.verbs import export_parity as parity
+from lathe.verbs import export as parity
 from lathe.verbs.export import ship
 
 pytestmark = pytest.mark.law6

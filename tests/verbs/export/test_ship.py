@@ -1,22 +1,23 @@
-"""The export command on a small run: its files, and what is left after wrong outputs, errors and tampering."""
+"""The export command on a small run: its files, what is left after errors, and no training data in it."""
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.exports import WHOLE, left, request
+from support.exports import WHOLE, contents, leaks, left, needles, request
 from torch import Tensor, nn
 
 from lathe.errors import UserError
 from lathe.export.bundle import open_bundle
-from lathe.export.manifest import sha256
 from lathe.export.targets.onnx import Onnx
 from lathe.export.targets.weights import Weights
+from lathe.files import sha256
 from lathe.runs.export_model import open_export_model
 from lathe.runs.rundir import RunDir
-from lathe.verbs import export_parity as parity
+from lathe.verbs import export as parity
 from lathe.verbs.export import ship
 
 pytestmark = pytest.mark.law6
@@ -228,3 +229,22 @@ def test_the_error_of_a_failed_process_is_reported(run: RunDir, monkeypatch: pyt
     ):
         ship(request(run))
     assert left(run) == []
+
+
+@pytest.mark.usefixtures("here")
+def test_no_file_holds_training_data_or_paths(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of quick targets: one calibrated on training data, and an archive; test_matrix.py has the others."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a recognisable name, unlike /tmp
+    for target in ("onnx_int8", "torch_export"):
+        ship(request(run, f"target={target}", "target.samples=3"))
+        assert leaks(run, target, tmp_path) == []
+
+
+def test_what_is_looked_for_would_be_found(mlp: RunDir, tmp_path: Path) -> None:
+    data = open_export_model(mlp.path).data
+    x, _ = next(iter(data.eval_loader("train")))
+    torch.save({"view": x[3:4]}, tmp_path / "leak.pt")  # a view, whose whole storage is written
+    found = [
+        what for what, needle in needles(data).items() if any(needle in text for text in contents(tmp_path / "leak.pt"))
+    ]
+    assert "float32 image 0" in found

@@ -9,10 +9,9 @@ import logging
 import mmap
 import os
 import shutil
-import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -25,10 +24,9 @@ from lathe.compression.quantization.net import quantized_layers
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, require
 from lathe.export import Array, Target, export_target, first_line
-from lathe.export.files import readable, whole
-from lathe.export.inputs import FlatCore, dynamic_axes, shapes_for, stand_in
+from lathe.export.bundle import readable, whole
+from lathe.export.inputs import FlatCore, dynamic_axes, quiet, shapes_for, stand_in
 from lathe.export.integer_layers import Affine, Inductor, copied, deployable, to_float
-from lathe.export.targets.onnx import quiet
 from lathe.export.torch_runner import DEVICES, describe_device, full_float32, is_missing, on_arrays
 from lathe.files import scratch
 
@@ -68,9 +66,7 @@ class AotInductor(Target):
         if self.integers and self.device != "cpu":
             return f"target.aot_inductor.{FLOATS.format(self.device)}"
         if is_missing(place):
-            return (
-                f"{key}: torch finds no GPU here: export on the machine that is to run the file, or leave device=cpu."
-            )
+            return f"{key}: torch finds no GPU here: export on the machine that runs the file, or leave device=cpu."
         if _compiler() is None:
             return "target=aot_inductor found no C++ compiler: install g++ or clang++, or set CXX."
         from torch.utils import cpp_extension
@@ -88,10 +84,15 @@ class AotInductor(Target):
         if quantized and self.device != "cpu":
             raise ArgumentError(FLOATS.format(self.device))
         found, exact = _integer_net(net, given) if quantized else (copied(net), False)
-        with whole(path) as temporary, scratch() as folder, torch.no_grad(), _quiet():
+        with whole(path) as temporary, scratch() as folder, torch.no_grad(), quiet():
             from torch._inductor.package import package_aoti
 
-            there, axes = tuple(tensor.to(place) for tensor in given), _axes(net, given, place.type)
+            there, axes = tuple(tensor.to(place) for tensor in given), dynamic_axes(net, given)
+            if not isinstance(net, FlatCore):
+                if place.type == "cuda":  # some kernels bound the batch: pooling maps a sample to a row of its grid
+                    axes[0][0] = torch.export.Dim("batch", min=1, max=GRID)
+                if axes[0].get(1) is torch.export.Dim.AUTO:  # a time from one, which torch's own bounds exclude
+                    axes[0][1] = torch.export.Dim("time", min=1, max=given[0].shape[1])
             program = torch.export.export(found.to(place), there, dynamic_shapes=shapes_for(net, axes))
             metadata = _signature(program) | {EXACT: str(int(exact))}
             if self.device != "cpu":
@@ -112,9 +113,8 @@ class AotInductor(Target):
     def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[..., Any]:
         """Load a package as a function; several threads may call it, and calls run one at a time.
 
-        A package for a GPU runs on `device` (None: torch's current one), with copies to it and back. Compiled code does
-        not check dtype and shape, and an unknown token id ends the process, so the function checks both and raises
-        UserError.
+        Compiled code does not check dtype and shape, and an unknown token id ends the process: the function checks
+        both, and raises UserError.
         """
         from torch._inductor import aoti_load_package
 
@@ -124,10 +124,8 @@ class AotInductor(Target):
         try:
             package = aoti_load_package(str(path), device_index=index)
         except Exception as error:  # a torn archive, code for another machine, or no place for temporary files
-            reason = first_line(error)
-            raise UserError(
-                f"{path} can't be loaded as a compiled package ({reason}): export it again, here."
-            ) from error
+            message = f"{path} can't be loaded as a compiled package ({first_line(error)}): export it again, here."
+            raise UserError(message) from error
         check = _input_check(path, package.get_metadata())
         run = on_arrays(package, threads, place)
 
@@ -181,22 +179,6 @@ def _integer_net(net: nn.Module, given: tuple[Tensor, ...]) -> tuple[nn.Module, 
     return found, len(floats) < len(layers) and exact
 
 
-def _axes(net: nn.Module, given: tuple[Tensor, ...], kind: str) -> tuple[dict[int, Any], ...]:
-    """Return `dynamic_axes` with a time from one, which torch's own bounds exclude.
-
-    For a GPU the batch is bounded, as in some kernels (pooling maps a sample to a row of its grid).
-    """
-    found = dynamic_axes(net, given)
-    if isinstance(net, FlatCore):
-        return found
-    (axes,) = found
-    if kind == "cuda":
-        axes[0] = torch.export.Dim("batch", min=1, max=GRID)
-    if axes.get(1) is torch.export.Dim.AUTO:
-        axes[1] = torch.export.Dim("time", min=1, max=given[0].shape[1])
-    return (axes,)
-
-
 def _compiled(
     program: torch.export.ExportedProgram, given: tuple[Tensor, ...], folder: Path, metadata: Mapping[str, str]
 ) -> list[Any]:
@@ -231,36 +213,21 @@ def _blank(file: Path, folder: Path, name: bytes) -> None:
             code[place : place + len(path)] = name.ljust(len(path), b"/")
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    with quiet(), warnings.catch_warnings():
-        # torch's own modules, which inductor imports
-        warnings.filterwarnings("ignore", message=r"`torch\.jit\.\w+` is deprecated")
-        # inductor's lowering of quantized convolutions, about its own constants
-        warnings.filterwarnings("ignore", message="To copy construct from a tensor", category=UserWarning)
-        yield
-
-
 def _signature(program: torch.export.ExportedProgram) -> dict[str, str]:
     """Return the program's inputs as metadata of a package."""
     words: dict[str, list[str]] = {DTYPE: [], SMALLEST: [], LARGEST: [], VALUES: []}
     for name in program.graph_signature.user_inputs:
         entry = next(node for node in program.graph.nodes if node.name == name)
-        value = entry.meta["val"]
-        smallest, largest = [], []
+        value, smallest, largest = entry.meta["val"], [], []
         for side in value.shape:
-            if isinstance(side, int):
-                low = high = side
-            else:
-                bounds = program.range_constraints[side.node.expr]
-                low, high = int(bounds.lower), ANY if bounds.upper >= 2**31 else int(bounds.upper)
-            smallest.append(low)
-            largest.append(high)
+            bounds = None if isinstance(side, int) else program.range_constraints[side.node.expr]
+            smallest.append(side if bounds is None else int(bounds.lower))
+            largest.append(side if bounds is None else ANY if bounds.upper >= 2**31 else int(bounds.upper))
         tables = [node.args[0].meta["val"] for node in entry.users if node.target == torch.ops.aten.embedding.default]
         words[DTYPE].append(str(value.dtype).rpartition(".")[2])
-        lists = {SMALLEST: smallest, LARGEST: largest, VALUES: [min(map(len, tables), default=ANY)]}
-        for key, found in lists.items():
-            words[key].append(" ".join(map(str, found)))
+        words[SMALLEST].append(" ".join(map(str, smallest)))
+        words[LARGEST].append(" ".join(map(str, largest)))
+        words[VALUES].append(str(min(map(len, tables), default=ANY)))
     return {key: SEVERAL.join(found) for key, found in words.items()}
 
 
@@ -281,16 +248,11 @@ def placed(path: Path, metadata: Mapping[str, str], asked: str | None) -> torch.
         require(asked is None, f"{path} was compiled for CPUs, not for {asked}: {option}cuda.")
         return None
     device = torch.device(asked or kind)
-    require(
-        not is_missing(device),
-        f"{path} was compiled for a GPU ({device}), and torch finds none here: open it there, or {option}cpu.",
-    )
+    message = f"{path} was compiled for a GPU ({device}), and torch finds none here: open it there, or {option}cpu."
+    require(not is_missing(device), message)
     own, here = metadata.get(CAPABILITY), describe_device(device).get("compute_capability")
-    require(
-        own == here,
-        f"{path} was compiled for a GPU of compute capability {own}, and this one has {here}: export the run again, "
-        "here.",
-    )
+    message = f"{path} was compiled for a GPU of compute capability {own}, and this one has {here}"
+    require(own == here, f"{message}: export the run again, here.")
     return device
 
 
@@ -306,10 +268,8 @@ def _input_check(path: Path, metadata: Mapping[str, str]) -> Callable[..., None]
     }
     lacking = next((name for name in metadata.get("AOTI_CPU_ISA", "").split() if not has.get(name, True)), None)
     require(not lacking, f"{path} was compiled for a CPU with {lacking}, which this one lacks: {again}.")
-    require(
-        metadata.get(EXACT) != "1" or sums_are_exact(),
-        f"{path} was compiled for a CPU that sums products of 8-bit integers exactly (VNNI), unlike this one: {again}.",
-    )
+    message = f"{path} was compiled for a CPU that sums products of 8-bit integers exactly (VNNI), unlike this one"
+    require(metadata.get(EXACT) != "1" or sums_are_exact(), f"{message}: {again}.")
     entries = zip(*(metadata[key].split(SEVERAL) for key in (DTYPE, SMALLEST, LARGEST, VALUES)), strict=True)
     inputs = [
         (np.dtype(dtype), list(zip(map(int, least.split()), map(int, most.split()), strict=True)), int(values))
@@ -322,13 +282,10 @@ def _input_check(path: Path, metadata: Mapping[str, str]) -> Callable[..., None]
             if not fits or any(
                 n < low or (high != ANY and n > high) for n, (low, high) in zip(x.shape, sides, strict=True)
             ):
-                text = ", ".join(_range(low, high) for low, high in sides)
+                ends = [(low, "any" if high == ANY else high) for low, high in sides]
+                text = ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in ends)
                 raise UserError(f"{path.name} takes {dtype} of shape [{text}], not {x.dtype} of shape {list(x.shape)}.")
             if values != ANY and not 0 <= x.min() <= x.max() < values:
                 raise UserError(f"{path.name} takes token ids from 0 to {values - 1}, not from {x.min()} to {x.max()}.")
 
     return check
-
-
-def _range(low: int, high: int) -> str:
-    return str(low) if low == high else f"{low} to {'any' if high == ANY else high}"

@@ -4,7 +4,6 @@ Integers are the weights and ranges of training. A layer whose result is quantiz
 any other quantizes each row of its input again and returns floats.
 """
 
-import logging
 import operator
 import os
 import sys
@@ -29,8 +28,8 @@ from lathe.config.types import Count
 from lathe.config.validation import validated
 from lathe.errors import UserError, require, uninstalled
 from lathe.export import Array, Target, export_target
-from lathe.export.files import readable, whole
-from lathe.export.inputs import FlatCore, bounded_axes, check_bounds, in_parts, shapes_for, stand_in
+from lathe.export.bundle import readable, whole
+from lathe.export.inputs import FlatCore, bounded_axes, check_bounds, in_parts, quiet, shapes_for, stand_in
 from lathe.export.integer_layers import Affine, Dialect, copied, deployable, to_float
 
 MOST_MEMORY = 2**31  # bytes that a program may reserve when it is loaded
@@ -68,7 +67,14 @@ class Executorch(Target):
             lowered, found = _lowered(program)
             _check_layers(found, quantized)
             made = lowered.to_executorch()
-            _check_memory(made, given)
+            plan, key = made.executorch_program.execution_plan[0], f"target.executorch.max_batch_size={len(given[0])}"
+            for index, tensor in enumerate(given):  # ExecuTorch narrows bounds by its assumptions about the example
+                planned, wanted = list(plan.values[plan.inputs[index]].val.sizes), list(tensor.shape)
+                fix = f"ExecuTorch plans memory for {planned} instead of {wanted}: choose another one."
+                require(planned == wanted, f"{key}: {fix}")
+            reserved = sum(plan.non_const_buffer_sizes)
+            fix = f"reserves {reserved / 2**30:.1f} GiB whenever the file is loaded: choose a smaller one."
+            require(reserved <= MOST_MEMORY, f"{key} {fix}")
             temporary.write_bytes(made.buffer)
 
     def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[..., Any]:
@@ -85,9 +91,8 @@ class Executorch(Target):
                 meta = program.ready().metadata
                 metas = [meta.input_tensor_meta(index) for index in range(meta.num_inputs())]
         except (RuntimeError, ValueError) as error:
-            raise UserError(
-                f"{path} can't be read as an ExecuTorch program ({str(error)[:200]}): export the run again."
-            ) from error
+            message = f"{path} can't be read as an ExecuTorch program ({str(error)[:200]}): export the run again."
+            raise UserError(message) from error
         shapes, dtypes = [tuple(each.sizes()) for each in metas], [DTYPES[each.dtype()] for each in metas]
 
         def forward(*arrays: Array) -> Any:
@@ -97,9 +102,8 @@ class Executorch(Target):
                 fits = x.ndim == len(limits) and (longest if sequences else x.shape[1:] == limits[1:])
                 if not fits or not x.size or x.dtype != dtype:
                     takes = ("up to " if sequences else "") + ", ".join(map(str, limits[1:]))
-                    raise UserError(
-                        f"{path} takes {dtype} of shape [batch, {takes}], not {x.dtype} of {list(x.shape)}."
-                    )
+                    fault = f"not {x.dtype} of {list(x.shape)}"
+                    raise UserError(f"{path} takes {dtype} of shape [batch, {takes}], {fault}.")
             together = len({limits[:1] for limits in shapes}) == 1 and len({x.shape[:1] for x in arrays}) == 1
             return in_parts(program, arrays, shapes[0][0] if together and shapes[0] else sys.maxsize)
 
@@ -145,29 +149,28 @@ def _traced(net: nn.Module, found: nn.Module, given: tuple[Tensor, ...]) -> Expo
 
 def _integer_program(net: nn.Module, given: tuple[Tensor, ...]) -> ExportedProgram:
     found = deployable(net, stand_in(net, given if isinstance(net, FlatCore) else given[0]), Xnnpack())
-    for layer in found.modules():
-        if hasattr(layer, "integers") and not isinstance(layer, nn.Embedding):
-            _prepare(layer)
+    layers: list[Any] = [layer for layer in found.modules() if hasattr(layer, "integers")]
+    for layer in layers:
+        if isinstance(layer, nn.Embedding):
+            continue
+        if layer.offset_scale is not None:
+            layer.offset, layer.offset_scale = (layer.offset.double() * layer.offset_scale.double()).float(), None
+        if layer.source is None or layer.scale.dim() == 2:  # without a kernel
+            to_float(layer)
+        else:
+            layer.dialect = Xnnpack(torch.zeros(len(layer.scale), dtype=torch.int64))
     program = _traced(net, found, given)
     _share_roundings(program)
-    lacking = _without_kernel(program)
-    if lacking:
-        for name in lacking:
-            to_float(found.get_submodule(name))
+    # convolutions without a kernel: one input channel each and a float result
+    convolutions = [node for node in _integer_gemms(program) if _is(node, "conv2d.default") and not _rounded_next(node)]
+    stacks = [node.meta["nn_module_stack"] for node in convolutions if node.args[1].meta["val"].shape[1] == 1]  # type: ignore[union-attr]
+    if stacks:
+        for stack in stacks:
+            to_float(found.get_submodule(list(stack.values())[-1][0]))
         program = _traced(net, found, given)
         _share_roundings(program)
     _round_rows(program)
     return program
-
-
-def _prepare(layer: Any) -> None:
-    """Make biases float, and weights without an XNNPACK kernel: grouped scales or float activations."""
-    if layer.offset_scale is not None:
-        layer.offset, layer.offset_scale = (layer.offset.double() * layer.offset_scale.double()).float(), None
-    if layer.source is None or layer.scale.dim() == 2:
-        to_float(layer)
-    else:
-        layer.dialect = Xnnpack(torch.zeros(len(layer.scale), dtype=torch.int64))
 
 
 def _share_roundings(program: ExportedProgram) -> None:
@@ -181,13 +184,6 @@ def _share_roundings(program: ExportedProgram) -> None:
                 node.replace_all_uses_with(first)
                 graph.erase_node(node)
     program.graph_module.recompile()
-
-
-def _without_kernel(program: ExportedProgram) -> list[str]:
-    """Return names of convolutions without a kernel: one input channel each and a float result."""
-    convolutions = [node for node in _integer_gemms(program) if _is(node, "conv2d.default") and not _rounded_next(node)]
-    stacks = [node.meta["nn_module_stack"] for node in convolutions if node.args[1].meta["val"].shape[1] == 1]  # type: ignore[union-attr]
-    return [list(stack.values())[-1][0] for stack in stacks]
 
 
 def _round_rows(program: ExportedProgram) -> None:
@@ -268,29 +264,13 @@ def _name(node: fx.Node) -> str:
 
 def _check_layers(found: Delegated, quantized: bool) -> None:
     """Raise UserError if no layer would run as requested; warn of layers in slow portable kernels."""
-    kind = "in integers: quantize activations too, or set target.executorch.integers=false"
-    fix = kind if quantized else "at all: choose another target"
-    require(
-        found.integers + (0 if quantized else found.floats) > 0, f"XNNPACK would compute no layer of this net {fix}."
-    )
+    integers = "in integers: quantize activations too, or set target.executorch.integers=false"
+    fix = integers if quantized else "at all: choose another target"
+    count = found.integers if quantized else found.integers + found.floats
+    require(count > 0, f"XNNPACK would compute no layer of this net {fix}.")
     if found.left:
         names = ", ".join(found.left)
         warnings.warn(f"ExecuTorch's slow portable kernels compute what XNNPACK does not take: {names}.", stacklevel=3)
-
-
-def _check_memory(made: Any, given: tuple[Tensor, ...]) -> None:
-    """Raise UserError if the largest batch needs too much memory, or memory was planned for another."""
-    plan, key = made.executorch_program.execution_plan[0], f"target.executorch.max_batch_size={len(given[0])}"
-    for index, tensor in enumerate(given):  # ExecuTorch narrows bounds by its assumptions about the example
-        planned, wanted = list(plan.values[plan.inputs[index]].val.sizes), list(tensor.shape)
-        require(
-            planned == wanted, f"{key}: ExecuTorch plans memory for {planned} instead of {wanted}: choose another one."
-        )
-    reserved = sum(plan.non_const_buffer_sizes)
-    require(
-        reserved <= MOST_MEMORY,
-        f"{key} reserves {reserved / 2**30:.1f} GiB whenever the file is loaded: choose a smaller one.",
-    )
 
 
 class Program:
@@ -329,28 +309,6 @@ class Program:
             given = tuple(torch.from_numpy(np.require(x, requirements=["C", "W"])) for x in arrays)
             found = [out.numpy() for out in self.ready().execute(given)]
         return found[0] if len(found) == 1 else found
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Hide messages of ExecuTorch's imports and passes about the packages that they use."""
-    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:  # libraries of other processors that can't be loaded, enumerations registered twice
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            for message in (
-                ".*treespec, LeafSpec.*",
-                r"`torch\.jit\.\w+` is deprecated",
-                r"(read|open)_(text|binary) is deprecated",
-                "This API is experimental",
-            ):
-                warnings.filterwarnings("ignore", message=message)
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 @contextmanager

@@ -1,9 +1,6 @@
 """ONNX in float32 and in integers, for ONNX Runtime and other readers of ONNX."""
 
-import logging
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +9,8 @@ from torch import Tensor, nn
 
 from lathe.errors import UserError, require, uninstalled
 from lathe.export import Array, Target, export_target, first_line
-from lathe.export.files import readable, whole
-from lathe.export.inputs import FlatCore, dynamic_axes, shapes_for, stand_in
+from lathe.export.bundle import readable, whole
+from lathe.export.inputs import FlatCore, dynamic_axes, quiet, shapes_for, stand_in
 from lathe.export.integer_layers import Affine, Dialect, IntegerAdd, copied, deployable
 
 CUDA = "CUDAExecutionProvider"
@@ -66,10 +63,10 @@ class OnnxInt8(Onnx):
 
     def export(self, net: nn.Module, example: Any, path: str | Path) -> None:
         found = deployable(net, stand_in(net, example), OnnxDialect())
-        modules = list(found.modules())
-        blocked = any(module.scale.dim() == 2 for module in modules if hasattr(module, "integers"))  # type: ignore[operator]
+        modules: list[Any] = list(found.modules())
+        blocked = any(module.scale.dim() == 2 for module in modules if hasattr(module, "integers"))
         rounds = any(
-            getattr(module, "source", None) is not None or isinstance(module, IntegerAdd) for module in modules
+            isinstance(module, IntegerAdd) or getattr(module, "source", None) is not None for module in modules
         )
         properties = {} if rounds else {FLOAT_ARITHMETIC: "1"}
         write(found, example, path, BLOCKED_OPSET if blocked else None, properties)
@@ -94,10 +91,8 @@ class OnnxDialect(Dialect):
         return operator("DequantizeLinear", self._dynamic(x), torch.float32, x.shape)
 
     def _dynamic(self, x: Tensor) -> tuple[Tensor, ...]:
-        types = (torch.uint8, torch.float32, torch.uint8)
-        return tuple(
-            torch.onnx.ops.symbolic_multi_out("DynamicQuantizeLinear", (x,), dtypes=types, shapes=(x.shape, (), ()))
-        )
+        types, shapes = (torch.uint8, torch.float32, torch.uint8), (x.shape, (), ())
+        return tuple(torch.onnx.ops.symbolic_multi_out("DynamicQuantizeLinear", (x,), dtypes=types, shapes=shapes))
 
     def dequantized(self, integers: Tensor, scale: Tensor) -> Tensor:
         attributes = {"axis": 0} if scale.dim() == 1 else {"axis": 1, "block_size": integers.shape[1] // scale.shape[1]}
@@ -125,11 +120,7 @@ def operator(name: str, inputs: tuple[Tensor, ...], dtype: torch.dtype, shape: A
 
 
 def write(
-    net: nn.Module,
-    example: Tensor,
-    path: str | Path,
-    opset: int | None = None,
-    properties: dict[str, str] | None = None,
+    net: nn.Module, example: Any, path: str | Path, opset: int | None = None, properties: dict[str, str] | None = None
 ) -> None:
     """Trace a net in eval mode to the self-contained file `path`, with input `input` and output `output`.
 
@@ -148,22 +139,17 @@ def write(
             verbose=False,
         )
         assert program is not None
-        _remove_notes(program.model)
+        # remove torch's notes on nodes and values: source lines with local paths, half of a small file
+        graph = program.model.graph
+        nodes = list(graph.all_nodes())
+        values = [value for node in nodes for value in node.outputs]
+        for noted in (*nodes, *values):
+            noted.doc_string = None
+        for noted in (program.model, graph, *nodes, *values, *graph.inputs, *graph.initializers.values()):
+            noted.metadata_props.clear()
         _separate_zero_points(program.model)
         program.model.metadata_props.update(properties or {})
         program.save(str(temporary), external_data=False)
-
-
-def _remove_notes(model: Any) -> None:
-    """Remove torch's notes on nodes and values: source lines with local paths, half of a small file."""
-    nodes = list(model.graph.all_nodes())
-    for node in nodes:
-        node.doc_string = None
-        for value in node.outputs:
-            value.doc_string = None
-    values = [value for node in nodes for value in node.outputs]
-    for noted in [model, model.graph, *nodes, *values, *model.graph.inputs, *model.graph.initializers.values()]:
-        noted.metadata_props.clear()
 
 
 def _separate_zero_points(model: Any) -> None:
@@ -187,22 +173,6 @@ def _separate_zero_points(model: Any) -> None:
         taken.add(shared.name)
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Hide messages of torch's exporter about unneeded packages and its own use of a deprecated name."""
-    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # "torchvision is not installed", once for each of its operators
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*", category=FutureWarning)
-            # several inputs of a core have one batch
-            warnings.filterwarnings("ignore", message="(?s).*shares the same shape constraints", category=UserWarning)
-            yield
-    finally:
-        logger.setLevel(level)
-
-
 def open_session(path: str | Path, threads: int | None = None, device: str | None = None, **options: Any) -> Any:
     """Return an ONNX Runtime session on the CPU or on the GPU `device`, such as `cuda:1`.
 
@@ -222,21 +192,16 @@ def open_session(path: str | Path, threads: int | None = None, device: str | Non
         settings.add_session_config_entry(EXACT, "1")
     providers = providers_for(device, onnxruntime.get_available_providers())
 
-    def session() -> Any:
-        return onnxruntime.InferenceSession(str(path), settings, providers=providers)
-
     try:
-        found = session()
+        found = onnxruntime.InferenceSession(str(path), settings, providers=providers)
         if found.get_modelmeta().custom_metadata_map.get(FLOAT_ARITHMETIC):
             settings.add_session_config_entry("session.disable_quant_qdq", "1")
-            found = session()
+            found = onnxruntime.InferenceSession(str(path), settings, providers=providers)
     except Exception as error:  # ONNX Runtime's exceptions have no common class
         raise UserError(f"{path} can't be read as ONNX ({first_line(error)}): export the run again.") from error
-    require(
-        len(providers) == 1 or found.get_providers()[0] == CUDA,  # else it would silently compute on the CPU
-        f"{path}: onnxruntime could not load its CUDA provider: install the onnxruntime-gpu of torch's CUDA version, "
-        "or leave trainer.accelerator=cpu.",
-    )
+    loaded = len(providers) == 1 or found.get_providers()[0] == CUDA  # else it would silently compute on the CPU
+    fix = "install the onnxruntime-gpu of torch's CUDA version, or leave trainer.accelerator=cpu"
+    require(loaded, f"{path}: onnxruntime could not load its CUDA provider: {fix}.")
     return found
 
 
@@ -245,9 +210,6 @@ def providers_for(device: str | None, available: Sequence[str]) -> list[Any]:
     cpu = "CPUExecutionProvider"
     if device is None or not device.startswith("cuda"):
         return [cpu]
-    require(
-        CUDA in available,
-        f"onnxruntime has no CUDA provider here, which {device} takes: pip install onnxruntime-gpu in its place, or "
-        "leave trainer.accelerator=cpu.",
-    )
+    fix = "pip install onnxruntime-gpu in its place, or leave trainer.accelerator=cpu"
+    require(CUDA in available, f"onnxruntime has no CUDA provider here, which {device} takes: {fix}.")
     return [(CUDA, {"device_id": int(device.partition(":")[2] or 0), "use_tf32": 0}), cpu]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lathe.config.validation import validated
 from lathe.errors import UserError, uninstalled
 from lathe.export import Target, export_target, first_line
-from lathe.export.files import readable, whole
+from lathe.export.bundle import readable, whole
 from lathe.export.targets.weights import content_of, fill
 
 VERSION = 1
@@ -70,13 +70,7 @@ class Safetensors(Target):
         (folder / "README.md").write_text(model_card(folder))
 
     def publish(self, folder: Path) -> None:
-        """Upload an export to the hub, with the token of `hf auth login` or HF_TOKEN.
-
-        A missing repository is created as private.
-
-        Raises:
-            UserError: the hub can't be reached, or this user can't write. The export in `folder` is kept.
-        """
+        """Upload an export to the hub, with the token of `hf auth login` or HF_TOKEN; a new repository is private."""
         if self.push_to_hub is None:
             return
         from huggingface_hub import HfApi
@@ -84,14 +78,11 @@ class Safetensors(Target):
         api, name = HfApi(), self.push_to_hub
         try:
             api.create_repo(name, private=True, exist_ok=True)
-            api.upload_folder(
-                repo_id=name, folder_path=folder, allow_patterns=UPLOADED, commit_message="Export of Lathe"
-            )
+            given = {"repo_id": name, "folder_path": folder, "allow_patterns": UPLOADED}
+            api.upload_folder(**given, commit_message="Export of Lathe")
         except Exception as error:  # of the package, of its HTTP client and of the operating system
-            raise UserError(
-                f"target.safetensors.push_to_hub={name}: {folder} was exported but not uploaded "
-                f"({first_line(error)}): check `hf auth login`, then run: hf upload {name} {folder}"
-            ) from error
+            message = f"{folder} was exported but not uploaded ({first_line(error)}): check `hf auth login`, then run"
+            raise UserError(f"target.safetensors.push_to_hub={name}: {message}: hf upload {name} {folder}") from error
 
 
 def restore(net: nn.Module, path: str | Path) -> nn.Module:
@@ -104,15 +95,10 @@ def restore(net: nn.Module, path: str | Path) -> nn.Module:
             kept = json.loads(file.metadata()[KEY])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is not a dict
         assert kept["version"] == VERSION
-        integers = {
+        content = {"structure": dict(kept["structure"]), "aliases": dict(kept["aliases"]), "state": tensors}
+        content["integers"] = {
             name: {**entry, "data": tensors.pop(name), "scale": tensors.pop(name + SCALE)}
             for name, entry in kept["integers"].items()
-        }
-        content = {
-            "structure": dict(kept["structure"]),
-            "aliases": dict(kept["aliases"]),
-            "state": tensors,
-            "integers": integers,
         }
     except Exception as error:  # a torn file can raise anything
         raise UserError(f"{path} can't be read as weights of target=safetensors: export the run again.") from error
@@ -121,6 +107,12 @@ def restore(net: nn.Module, path: str | Path) -> nn.Module:
 
 def model_card(folder: Path) -> str:
     """Return the text of README.md for the export in `folder`."""
+
+    def describe(entries: Any) -> str:
+        several = entries if isinstance(entries, list) else [entries]
+        words = (f"{each['name']}, {each['dtype']} `[{', '.join(map(str, each['shape']))}]`" for each in several)
+        return "; ".join(words)
+
     names = ("manifest", "parity", "config")
     manifest, parity, config = (json.loads((folder / f"{name}.json").read_text()) for name in names)
     node = dict(config["net"])
@@ -128,7 +120,7 @@ def model_card(folder: Path) -> str:
     arguments = ", ".join(f"{key}={value!r}" for key, value in node.items() if not key.startswith("_"))
     core, preprocess = manifest.get("core"), manifest["preprocess"]
     inputs, outputs = ("inputs", "outputs") if "inputs" in manifest else ("input", "output")
-    takes, gives = (_describe(manifest[key]) for key in (inputs, outputs))
+    takes, gives = (describe(manifest[key]) for key in (inputs, outputs))
     net = f"{name}({arguments})" + (f'.get_submodule("{core}")' if core else "")
     if preprocess is not None:
         mean, std = preprocess["mean"], preprocess["std"]
@@ -157,10 +149,3 @@ from lathe.export.targets.safetensors import restore
 net = restore({net}, "{manifest["file"]}").eval()
 ```
 """
-
-
-def _describe(entries: Any) -> str:
-    """Return name, dtype and shape of an input or output, or of several."""
-    several = entries if isinstance(entries, list) else [entries]
-    words = (f"{each['name']}, {each['dtype']} `[{', '.join(map(str, each['shape']))}]`" for each in several)
-    return "; ".join(words)

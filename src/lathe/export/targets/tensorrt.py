@@ -21,10 +21,9 @@ from lathe.config.types import Count
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, require
 from lathe.export import Array, Target, export_target, get
-from lathe.export.files import readable, whole
-from lathe.export.inputs import bounded_axes, check_bounds, has_tokens, in_parts, stand_in
+from lathe.export.bundle import readable, whole
+from lathe.export.inputs import Shipped, bounded_axes, check_bounds, has_tokens, in_parts, stand_in
 from lathe.export.integer_layers import DYNAMIC, Affine, IntegerEmbedding, copied, deployable, scaled, to_float
-from lathe.export.preprocess import Shipped
 from lathe.export.targets.onnx import OnnxDialect, operator, write
 from lathe.files import scratch
 
@@ -71,7 +70,10 @@ class TensorRT(Target):
         way = self.builder(bool(quantized_layers(net)))
         missing = self.available() or (get("onnx").available() if way == "onnx" else None)
         require(missing is None, str(missing))
-        shapes = self.profile(example)
+        # the smallest, typical and largest input shape; batch and time of token ids differ
+        rest = tuple(example.shape[1:])
+        least = (1,) if has_tokens(example) else rest
+        shapes = (1, *least), (self.typical_batch_size, *rest), (self.max_batch_size, *rest)
         with whole(path) as temporary, torch.no_grad():
             found = prepared(net, example, self.half)
             if way == "onnx":
@@ -88,19 +90,11 @@ class TensorRT(Target):
         auto = "torch_tensorrt" if installed and not quantized else "onnx"
         way = auto if self.through == "auto" else self.through
         key = "target.tensorrt.through=torch_tensorrt"
-        require(
-            not quantized or not self.half,
-            "target.tensorrt.half=true does not fit a quantized net: leave it out, or set integers=false.",
-        )
+        message = "target.tensorrt.half=true does not fit a quantized net: leave it out, or set integers=false."
+        require(not quantized or not self.half, message)
         require(way == "onnx" or not quantized, f"{key} takes no quantized net: use through=onnx.")
         require(way == "onnx" or installed, f"{key}: pip install torch-tensorrt, or use through=onnx.")
         return way
-
-    def profile(self, example: Tensor) -> Shapes:
-        """Return the smallest, typical and largest input shape; batch and time of token ids differ."""
-        rest = tuple(example.shape[1:])
-        least = (1,) if has_tokens(example) else rest
-        return (1, *least), (self.typical_batch_size, *rest), (self.max_batch_size, *rest)
 
     def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
         """Load an engine as a function of the net's input, `[batch, ...]`; larger batches run in parts.
@@ -188,19 +182,14 @@ def prepared(net: nn.Module, example: Tensor, half: bool) -> nn.Module:
             weight = scaled(layer.integers, layer.scale).view(layer.full)
             found.set_submodule(name, nn.Embedding.from_pretrained(weight).eval())
         elif hasattr(layer, "integers"):
-            require(
-                layer.source != DYNAMIC,
-                "target=tensorrt has no dynamic ranges of activations: quantize with static ranges.",
-            )
+            message = "target=tensorrt has no dynamic ranges of activations: quantize with static ranges."
+            require(layer.source != DYNAMIC, message)
             if layer.source is None or layer.scale.dim() == 2:
                 to_float(layer)
             else:
                 rounded += 1
-    require(
-        rounded > 0,
-        "TensorRT would compute no layer of this net in integers: quantize activations too, or set "
-        "target.tensorrt.integers=false.",
-    )
+    fix = "quantize activations too, or set target.tensorrt.integers=false"
+    require(rounded > 0, f"TensorRT would compute no layer of this net in integers: {fix}.")
     return found
 
 

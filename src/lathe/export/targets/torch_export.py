@@ -11,12 +11,10 @@ from torch import Tensor, nn
 from lathe.compression.quantization.net import quantized_layers
 from lathe.errors import UserError
 from lathe.export import Target, export_target, first_line
-from lathe.export.files import readable, whole
-from lathe.export.inputs import FlatCore, dynamic_axes, shapes_for, stand_in
+from lathe.export.bundle import readable, whole
+from lathe.export.inputs import FlatCore, dynamic_axes, quiet, shapes_for, stand_in
 from lathe.export.integer_layers import Inductor, copied, deployable
-from lathe.export.targets import pt2_archive
-from lathe.export.targets.onnx import quiet
-from lathe.export.torch_runner import on_arrays
+from lathe.export.torch_runner import check_archive, on_arrays, open_program
 
 # torch's notes on each node: source lines with paths of this machine, and names of Python classes
 NOTES = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node", "custom")
@@ -37,16 +35,13 @@ class TorchExport(Target):
         found = deployable(net, given, Inductor()) if quantized_layers(net) else copied(net)
         with whole(path) as temporary, quiet():
             program = _program(found, given, shapes_for(net, dynamic_axes(net, given)))
-            buffer = (
-                io.BytesIO()
-            )  # otherwise the archive contains the temporary file's name, and differs at each export
+            buffer = io.BytesIO()  # an archive contains its file's name, which would differ at each export
             torch.export.save(program, buffer)
             try:
-                pt2_archive.check(buffer)
+                check_archive(buffer)
             except ValueError as error:
-                raise UserError(
-                    f"target=torch_export: the file would not be loaded again, since {error}, which is not torch's own."
-                ) from error
+                message = f"the file would not be loaded again, since {error}, which is not torch's own."
+                raise UserError(f"target=torch_export: {message}") from error
             temporary.write_bytes(buffer.getvalue())
 
     def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[..., Any]:
@@ -57,12 +52,11 @@ class TorchExport(Target):
         """
         path = readable(path)
         try:
-            module = pt2_archive.open_program(path, device)
+            module = open_program(path, device)
         except Exception as error:  # a torn archive, or one of another version of torch
             reason = str(error) if type(error) is ValueError else type(error).__name__
-            raise UserError(
-                f"{path} can't be read as a program of target=torch_export ({reason}): export the run again."
-            ) from error
+            message = f"{path} can't be read as a program of target=torch_export ({reason}): export the run again."
+            raise UserError(message) from error
         return on_arrays(module, threads, None if device is None else torch.device(device))
 
 
@@ -73,10 +67,9 @@ def _program(net: nn.Module, given: tuple[Tensor, ...], axes: Any) -> torch.expo
             program = torch.export.export(net, given, dynamic_shapes=axes)
     except Exception as error:  # tracing Python code can raise anything
         name = type(net.core if isinstance(net, FlatCore) else net).__name__
-        raise UserError(
-            f"target=torch_export: torch.export can't trace {name} for inputs of any size "
-            f"({first_line(error)}); where its code makes a Python number of a size, as len(x) does, write x.shape[0]."
-        ) from error
+        message = f"torch.export can't trace {name} for inputs of any size ({first_line(error)})"
+        fix = "where its code makes a Python number of a size, as len(x) does, write x.shape[0]"
+        raise UserError(f"target=torch_export: {message}; {fix}.") from error
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             for name in NOTES:

@@ -12,7 +12,7 @@ from lathe.compression.quantization.net import integer_weight, quantized_layers
 from lathe.compression.structure import apply_structure, structure_of
 from lathe.errors import UserError, require
 from lathe.export import Target, export_target
-from lathe.export.files import readable, whole
+from lathe.export.bundle import readable, whole
 
 VERSION = 1
 # observer buffers, which only training needs
@@ -128,9 +128,8 @@ def fill(net: nn.Module, content: dict[str, Any], path: str | Path) -> nn.Module
     try:
         return _filled(net, content, path)
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:  # of untrusted content
-        raise UserError(
-            f"{path} can't be read as weights ({type(error).__name__}): it is damaged; export the run again."
-        ) from error
+        message = f"{path} can't be read as weights ({type(error).__name__}): it is damaged; export the run again."
+        raise UserError(message) from error
 
 
 def _filled(net: nn.Module, content: dict[str, Any], path: str | Path) -> nn.Module:
@@ -139,9 +138,8 @@ def _filled(net: nn.Module, content: dict[str, Any], path: str | Path) -> nn.Mod
     for key, stored in content["integers"].items():
         integers, scale = unpack(stored["data"], stored["shape"], stored["bits"]), stored["scale"]
         name = key.removesuffix(".weight")
-        require(
-            name in layers, f"{path} has integers for {name}, which {kind} lacks: choose the net that was exported."
-        )
+        message = f"{path} has integers for {name}, which {kind} lacks: choose the net that was exported."
+        require(name in layers, message)
         quantizer = layers[name].weight_quantizer
         assert isinstance(quantizer, FakeQuantize)
         values = quantizer.grouped(integers).float()

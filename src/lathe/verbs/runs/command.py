@@ -24,12 +24,8 @@ from lathe.config.override_parsing import key_of, short_names
 from lathe.config.resolve import flatten
 from lathe.config.values import shown
 from lathe.errors import UserError, collect_errors, did_you_mean, refuse, require
-from lathe.runs.run_discovery import read_jobs, subfolders
-from lathe.runs.run_status import STATES, seconds_since_write
+from lathe.runs.run_discovery import STATES, read_jobs, seconds_since_write, subfolders
 from lathe.runs.rundir import open_run, point_latest
-from lathe.runs.run_discovery import STATES
-from lathe.runs.rundir import open_run
-from lathe.verbs.runs import change
 from lathe.verbs.runs.reader import (
     Run,
     age_text,
