@@ -472,17 +472,17 @@ def _sections(name: str, found: Mapping[str, Any]) -> Iterator[str]:
         "optimizer": "the optimizer's state",
         "activations": "what the forward pass keeps for the backward pass, at most",
     }
-    rows = [(text, f"{memory[key] / 2**20:.2f}") for key, text in tensors.items() if key in memory]
-    contents = [table(("tensors", "MiB"), rows)]
-    caption = [f"The peak is at {memory['at']}."] if memory["at"] else []
+    bytes_of = [(text, f"{memory[key] / 2**20:.2f}") for key, text in tensors.items() if key in memory]
+    contents = [table(("tensors", "MiB"), bytes_of)]
+    notes = [f"The peak is at {memory['at']}."] if memory["at"] else []
     if "snapshot" in memory:
-        caption.append(f"The allocator's record, for pytorch.org/memory_viz: {memory['snapshot']}.")
+        notes.append(f"The allocator's record, for pytorch.org/memory_viz: {memory['snapshot']}.")
     if "timeline" in memory:
         points = [(float(index), size / 2**20) for index, size in memory["timeline"]]
         drawn = lines("Tensors in memory", "operation", "MiB", {"tensors": points})
         contents.append(figure(drawn, "Memory of all tensors after each operation, in the order of calls."))
     row = f'<div class="row">{"".join(contents)}</div>'
-    yield section(f"Memory of {name.lower()}", " ".join(caption), row)
+    yield section(f"Memory of {name.lower()}", " ".join(notes), row)
 
 
 def show(report: dict[str, Any], folder: Path, top_k: int) -> None:
