@@ -52,10 +52,7 @@ PARTS = {  # of a step, in order
 
 
 def profile(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Profile some steps of the run in `paths.run_dir`, and some inference batches; return the report.
-
-    Writes profile.json, profile.html and traces below `profile/` in the run directory, and prints a summary.
-    """
+    """Profile steps and inference batches of the run, write profile/ in it, print a summary; return the report."""
     request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
     devices, warmup, steps = request["trainer"]["devices"], request["warmup"], request["steps"]
     require(devices == 1, f"trainer.devices={devices}: one device is profiled; leave it at 1.")
