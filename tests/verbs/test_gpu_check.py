@@ -51,7 +51,7 @@ def test_a_failing_line_never_stops_the_others(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "H100")
     names = ["onnx", "float32", "ema", "ddp", "evaluate"]
-    assert gpu_check.gpu_check(request(only=names, output=str(tmp_path))) == 1
+    assert gpu_check.gpu_check(request(only=names, output=str(tmp_path), accelerator="gpu")) == 1
     found = json.loads((tmp_path / "results.json").read_text())
     lines = {line["name"]: line for line in found["lines"]}
     assert [line["outcome"] for line in lines.values()] == ["left out", "failed", "works", "left out", "works"]

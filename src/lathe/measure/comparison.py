@@ -84,11 +84,7 @@ def interleaved(
 
 
 def verdict(this: Latency, other: Latency) -> str:
-    """Return "faster", "same" or "slower", for `this` compared with `other`.
-
-    They differ if the ranges p10 to p90 are disjoint and the medians differ by more than `MARGIN`, or if the medians
-    differ by the factor `CLEAR` or more.
-    """
+    """Return "faster", "same" or "slower": apart in ranges and by `MARGIN`, or by the factor `CLEAR`."""
     ratio = this.median / other.median
     apart = this.p90 < other.p10 or other.p90 < this.p10
     if (apart and abs(ratio - 1) > MARGIN) or ratio >= CLEAR or ratio <= 1 / CLEAR:
@@ -113,13 +109,7 @@ class AgreementMeter:
         self._equal, self._n, self._largest = 0, 0, 0.0
 
     def add(self, outputs: Tensor, reference: Tensor, counts: Tensor | None = None) -> None:
-        """Add the float32 outputs of both nets: [..., classes], or any shape for labels and values.
-
-        `counts` is a boolean mask [...] of the predictions to compare, None for all.
-
-        Raises:
-            ValueError: the outputs differ in shape.
-        """
+        """Add outputs [..., classes] (labels, values: any shape) of both nets, where `counts`. Raises ValueError."""
         if outputs.shape != reference.shape:
             raise ValueError(f"outputs of shape {list(outputs.shape)} and {list(reference.shape)} can't be compared")
         columns = 1 if self._predicts in ("labels", "values") else outputs.shape[-1]

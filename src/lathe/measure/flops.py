@@ -114,11 +114,7 @@ def _count(net: nn.Module, example: Tensor | tuple[Tensor, ...]) -> FlopCounterM
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Return the FLOP/s that the data sheet promises for dense matrix products of `dtype`.
-
-    None if the device is not in the table. float32 means TF32 if torch may use it for products or convolutions, so that
-    utilisation is not overstated.
-    """
+    """Return the data sheet's FLOP/s for products of `dtype` (float32: TF32 if allowed); None if not in the table."""
     if device.type != "cuda":
         return None
     return peak_by_name(torch.cuda.get_device_name(device), dtype)

@@ -151,12 +151,7 @@ class Rapl:
 
 
 class Meter:
-    """Counts joules between `start` and `stop`, with a thread that reads every `PERIOD` seconds.
-
-    Args:
-        gpus: of this process; those without an energy counter (before Volta) are left out.
-        rapl: for one process per machine.
-    """
+    """Counts joules of `gpus`, and of `rapl` in one process of a machine, in a thread from `start` to `stop`."""
 
     def __init__(self, gpus: Sequence[Gpu], rapl: Rapl | None) -> None:
         self._lock, self._ended = threading.Lock(), threading.Event()

@@ -210,11 +210,7 @@ class PeakMemory(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class ParamCount:
-    """Counts of a net's parameters; one shared by several modules counts once.
-
-    `total`, `trainable` and `non_zero` are numbers of scalars. `bytes` is the memory of parameters and buffers in their
-    present dtype, not the size of a file.
-    """
+    """Numbers of scalars, each parameter once, and `bytes` of parameters and buffers in memory in their dtype."""
 
     total: int
     trainable: int

@@ -488,10 +488,7 @@ class Receipt:
 
 
 class CoreReceipt(Receipt):
-    """The receipt of a user's LightningModule: size and time of its core, called with the inputs of example.pt.
-
-    Metrics are what its own steps have logged under the monitored name, from result.json of this run and the dense one.
-    """
+    """The receipt of a module's core, called with example.pt; metrics are what its own steps have logged."""
 
     def open(self, cfg: dict[str, Any]) -> None:
         self.task, self.cfg = open_run_net(self.run.path, own=True)

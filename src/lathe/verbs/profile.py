@@ -52,10 +52,7 @@ PARTS = {  # of a step, in order
 
 
 def profile(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Profile some steps of the run in `paths.run_dir`, and some inference batches; return the report.
-
-    Writes profile.json, profile.html and traces below `profile/` in the run directory, and prints a summary.
-    """
+    """Profile steps and inference batches of the run, write profile/ in it, print a summary; return the report."""
     request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
     devices, warmup, steps = request["trainer"]["devices"], request["warmup"], request["steps"]
     require(devices == 1, f"trainer.devices={devices}: one device is profiled; leave it at 1.")
@@ -472,17 +469,17 @@ def _sections(name: str, found: Mapping[str, Any]) -> Iterator[str]:
         "optimizer": "the optimizer's state",
         "activations": "what the forward pass keeps for the backward pass, at most",
     }
-    rows = [(text, f"{memory[key] / 2**20:.2f}") for key, text in tensors.items() if key in memory]
-    contents = [table(("tensors", "MiB"), rows)]
-    caption = [f"The peak is at {memory['at']}."] if memory["at"] else []
+    bytes_of = [(text, f"{memory[key] / 2**20:.2f}") for key, text in tensors.items() if key in memory]
+    contents = [table(("tensors", "MiB"), bytes_of)]
+    notes = [f"The peak is at {memory['at']}."] if memory["at"] else []
     if "snapshot" in memory:
-        caption.append(f"The allocator's record, for pytorch.org/memory_viz: {memory['snapshot']}.")
+        notes.append(f"The allocator's record, for pytorch.org/memory_viz: {memory['snapshot']}.")
     if "timeline" in memory:
         points = [(float(index), size / 2**20) for index, size in memory["timeline"]]
         drawn = lines("Tensors in memory", "operation", "MiB", {"tensors": points})
         contents.append(figure(drawn, "Memory of all tensors after each operation, in the order of calls."))
     row = f'<div class="row">{"".join(contents)}</div>'
-    yield section(f"Memory of {name.lower()}", " ".join(caption), row)
+    yield section(f"Memory of {name.lower()}", " ".join(notes), row)
 
 
 def show(report: dict[str, Any], folder: Path, top_k: int) -> None:

@@ -1,7 +1,4 @@
-"""Repeat a finished run with its recorded code, and compare weights and metrics bit for bit.
-
-The command is `python scripts/reproduce.py`. torch is imported only when the request is found to be possible.
-"""
+"""Repeat a finished run with its recorded code, and compare weights and metrics bit for bit; imports torch late."""
 
 import itertools
 import json

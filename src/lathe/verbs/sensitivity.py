@@ -24,10 +24,7 @@ from lathe.tasks import Task
 
 
 def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Measure the requested changes, print the table, and return the contents of sensitivity.json.
-
-    Writes sensitivity.json, plots and, with a budget for bits, override.txt below `sensitivity/` in the run directory.
-    """
+    """Measure the changes, print the table, write sensitivity/ in the run, and return sensitivity.json."""
     request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
     devices, budget, latency = request["trainer"]["devices"], request["budget"], request["latency"]
     tried = {"sparsity": sorted(request["sparsities"]), "bits": sorted(request["bits"], reverse=True)}

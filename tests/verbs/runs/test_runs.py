@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.commands import in_process
 from support.run_folders import Cli, edit, refused, run_dirs
 from support.runs import SMALL
 
@@ -121,7 +122,7 @@ def test_what_a_stranger_wrote_is_shown_and_not_obeyed(logs: Path, cli: Cli, cap
     (a / "result.json").write_text("{")
     assert names(listed(cli, capfd)) == ["aaaaaa", "bbbbbb", "cccccc"]
     capfd.readouterr()
-    assert cli(script="scripts/runs.py")[0] == 0
+    assert in_process("scripts/runs.py") == 0
     printed = capfd.readouterr().out
     assert "?[2Jx" in printed.splitlines()[0]
     assert "?[2Jx" in printed.splitlines()[2]

@@ -1,7 +1,4 @@
-"""Group runs by the keys in which they differ, over seeds and folds, and compare the groups.
-
-Means, intervals and paired tests are those of scipy.stats, which only a report imports.
-"""
+"""Group runs by the keys in which they differ, over seeds and folds, and compare the groups, by scipy.stats."""
 
 import re
 import statistics
@@ -148,10 +145,7 @@ class Differences:
         return [factor for factor in self.factors if factor not in factors and self._splits(factors, factor)]
 
     def confounders(self, factors: Sequence[Factor]) -> list[Factor]:
-        """Return possible confounders: keys that differ between the groups of `factors` but within none.
-
-        Omits keys that follow a factor: keys below its choice, and keys with the value of another one.
-        """
+        """Return keys that differ between the groups of `factors` but within none, without those that follow one."""
         told = list(factors)
         for factor in dict.fromkeys([*self.factors, *self._found.values()]):
             typed = factor in self.factors

@@ -128,10 +128,7 @@ def _json(value: Any) -> Any:
 
 
 def curves(run: Run) -> dict[str, Curve]:
-    """Return the validation metrics and the training loss of a run: at most 100 finite points of each.
-
-    Without either, the first `MOST` metrics; {} if they can't be read.
-    """
+    """Return a run's validation metrics and training loss, else its first `MOST`: 100 finite points of each."""
     found = {}
     for name, curve in run.curves(_drawn).items():
         points = [(step, value) for step, value in zip(*curve, strict=True) if math.isfinite(value)]

@@ -233,10 +233,7 @@ class Run:
 
 
 def find_runs(named: str | Sequence[str] | None, log_dir: Path | None = None) -> list[Run]:
-    """Return each run and job at or below the paths or patterns `named` once, ordered by path; jobs come last.
-
-    None: all below `log_dir`. Only links that are named are followed. Raises UserError for a path without runs.
-    """
+    """Return each run and job below paths or patterns (None: `log_dir`) once, ordered by path; jobs come last."""
     if named is None:
         assert log_dir is not None
         entries = list(runs_below(log_dir, WITHOUT_RUNS))
