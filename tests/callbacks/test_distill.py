@@ -18,7 +18,7 @@ from lathe.errors import UserError
 from lathe.runs.build import make_task
 from lathe.runs.inference import open_net
 from lathe.runs.instantiate import instantiate
-from lathe.training import callbacks_and_loggers
+from lathe.training import trainer_setup
 
 __all__ = ["interruption"]  # a fixture
 
@@ -152,7 +152,7 @@ def test_outside_its_window_the_task_is_left_alone(
     tmp_path: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = new_run(tmp_path, *QUIET, *MLP, *distilled(teacher, "method=kd+rkd"))
-    make_methods = callbacks_and_loggers.make_methods
+    make_methods = trainer_setup.make_methods
 
     def second_half(cfg: dict[str, Any]) -> Any:
         made = make_methods(cfg)
@@ -160,7 +160,7 @@ def test_outside_its_window_the_task_is_left_alone(
             method.window = (0.5, 0.75)
         return made
 
-    monkeypatch.setattr(callbacks_and_loggers, "make_methods", second_half)
+    monkeypatch.setattr(trainer_setup, "make_methods", second_half)
     lathe.training.train.train(cfg)
     run = Path(cfg["paths"]["run_dir"])
     plain = run_of(tmp_path / "plain", *MLP)
