@@ -11,8 +11,8 @@ from support.runs import config, new_run
 from lathe import trust
 from lathe.runs.rerun_command import run_command, script_path
 from lathe.runs.rundir import RunDir, open_run
-from lathe.training.run_start import RunStart
 from lathe.training.final_evaluation import proposals
+from lathe.training.run_start import RunStart
 
 CHECKPOINT = "lightning.pytorch.callbacks.ModelCheckpoint"
 OWN = f"+callbacks.mc={{_target_: {CHECKPOINT}, monitor: val/loss}}"
