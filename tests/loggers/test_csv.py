@@ -174,17 +174,6 @@ def test_a_continued_file_is_the_uninterrupted_one(tmp_path: Path, checkpoint: i
     assert broken.read_bytes() == whole.read_bytes()
 
 
-def test_figures_of_the_step_of_the_checkpoint_join_its_line(path: Path) -> None:
-    first = begun(path)
-    first.log_metrics({"train/loss": 0.5, "val/accuracy": 0.1}, step=4)
-    first.log_metrics({"train/loss": 0.25}, step=5)
-    first.save()
-    second = begun(path, start_step=5)
-    second.log_metrics({"val/accuracy": 0.75}, step=5)  # validation follows the checkpoint
-    second.finalize("success")
-    assert lines(path) == ["step,train/loss,val/accuracy", "4,0.5,0.1", "5,0.25,0.75"]
-
-
 def test_nothing_half_written_stays_when_the_disk_is_full(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logger = begun(path)
     logger.log_metrics({"a": 1.0}, step=1)

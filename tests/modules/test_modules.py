@@ -193,9 +193,6 @@ def test_distilled_from_a_run_of_its_own_kind(tmp_path: Path, name: str) -> None
 REFUSED = {
     "manual optimization": ("GAN", "distill", "GAN has manual optimization: use prune or qat"),
     "outputs": ("VAE", "distill", "VAE returns several tensors, none of them named logits"),
-    "channels of outputs": ("VAE", "prune_channels", "VAE returns several tensors, whose channels are not followed"),
-    "one layer": ("Alternating", "prune_channels", "has no channels that could be removed"),
-    "the head": ("SimCLR", "prune", "stays dense unless head=true"),
 }
 
 

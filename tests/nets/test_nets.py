@@ -1,15 +1,19 @@
-"""Properties of every net: published sizes, shapes, blocks, plain names, reproducible weights."""
+"""Properties of every net and file of configs/model: published sizes, shapes, blocks, plain names."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 from torch import nn
 
 from lathe.nets import MLP, Blocks, CifarResNet, DeepMLP, ResNet, ViT, WideResNet, blocks_of
 
 # Parameters for 3 channels and 10 classes. He et al. 2016, table 6, has 0.27 M and 0.85 M for ResNet-20 and -56 (option
-# A shortcuts); Zagoruyko and Komodakis 2016 have 36.5 M for WRN-28-10. test_model_configs.py has the shipped nets.
+# A shortcuts); Zagoruyko and Komodakis 2016 have 36.5 M for WRN-28-10. IMAGES and TOKENS are the shipped nets.
 COUNTS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "resnet20_zero_pad": (lambda: CifarResNet(depth=20, shortcut="zero_pad"), 269_722),
     "resnet56_zero_pad": (lambda: CifarResNet(depth=56, shortcut="zero_pad"), 853_018),
@@ -109,3 +113,64 @@ def test_names_are_plain_and_stable() -> None:
     mlp = MLP(channels=1, image_size=8, num_classes=3, width=4, depth=2)
     layers = ("stem.linear", "blocks.0.linear", "head")
     assert list(mlp.state_dict()) == [f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")]
+
+
+FOLDER = Path(__file__).parents[2] / "configs" / "model"
+IMAGES = {  # 3 channels, 32 x 32 pixels, 10 classes
+    "airbench": 1_972_792,
+    "deep_mlp": 1_850_634,
+    "mlp": 920_842,
+    "resnet18": 11_173_962,
+    "resnet20": 272_474,
+    "resnet32": 466_906,
+    "resnet32x4": 7_410_730,
+    "resnet50": 23_520_842,
+    "resnet56": 855_770,
+    "resnet8x4": 1_210_410,
+    "vit_small": 21_341_578,
+    "vit_tiny": 5_362_378,
+    "wrn16_8": 10_961_370,
+    "wrn40_2": 2_243_546,
+}
+TOKENS = {  # a vocabulary of 50257, sequences of 1024 tokens
+    "gpt2_small": 124_439_808,
+    "gpt_nano": 3_432_064,
+}
+COUNTS = IMAGES | TOKENS
+FACTS = {"channels": 3, "image_size": 32, "num_classes": 10, "vocab_size": 50257, "length": 1024}
+
+
+def read(name: str, **facts: int):
+    return OmegaConf.merge({"data": FACTS | facts}, {"model": OmegaConf.load(FOLDER / f"{name}.yaml")}).model
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_config_builds_its_net(name: str) -> None:
+    config = read(name)
+    with torch.device("meta"):
+        net = instantiate(config.net)
+    assert size(net) == COUNTS[name]
+
+
+def test_forward_is_relu_of_affine_maps() -> None:
+    net = MLP(channels=2, image_size=3, num_classes=4, width=5, depth=2)
+    x = torch.rand(6, 2, 3, 3)
+    hidden = x.reshape(6, 18)
+    for layer in (net.stem.linear, net.blocks[0].linear):
+        hidden = (hidden @ layer.weight.T + layer.bias).clamp(min=0)
+    torch.testing.assert_close(net(x), hidden @ net.head.weight.T + net.head.bias)
+
+
+def test_depth_one_has_no_blocks() -> None:
+    net = MLP(channels=1, image_size=8, num_classes=4, width=5, depth=1)
+    assert len(net.blocks) == 0
+    assert net(torch.rand(2, 1, 8, 8)).shape == (2, 4)
+
+
+def test_the_deep_stack_is_linear_layer_norm_and_gelu() -> None:
+    net = DeepMLP(channels=2, image_size=3, num_classes=4, width=5, depth=2)
+    x = torch.rand(6, 2, 3, 3)
+    hidden = x.reshape(6, 18)
+    for layer in (net.stem, *net.blocks):
+        hidden = F.gelu(F.layer_norm(F.linear(hidden, layer.linear.weight, layer.linear.bias), (5,)))
+    torch.testing.assert_close(net(x), F.linear(hidden, net.head.weight, net.head.bias))

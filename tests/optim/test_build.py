@@ -1,19 +1,24 @@
-"""Parameter groups follow the rules exactly; the learning rate scales with the batch as configured."""
+"""Parameter groups follow the rules exactly; learning rates are scaled as configured."""
 
 import io
 import math
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
-from support.runs import config
+from support.runs import SMALL, column, config, new_run
 from torch import nn
 
 from lathe.errors import UserError
-from lathe.nets import MLP, CifarResNet
+from lathe.nets import MLP, CifarResNet, ViT
 from lathe.optim import build_optimizer
-from lathe.optim.build import parameter_groups
+from lathe.optim.build import layer_numbers, parameter_groups
 from lathe.runs.build import make_task
+from lathe.tasks.scheduler import build_scheduler
+from lathe.training.train import train
 
 BASE = {
     "kind": torch.optim.SGD,
@@ -169,3 +174,84 @@ def test_norms_are_found_by_their_modules_and_biases_by_their_names() -> None:
     biases = names_by_group(net, build_optimizer(net, **{**BASE, "no_decay": ["bias"]}))["no_decay"]
     expected = ["norm.bias", "group.bias", "linear.bias", "attention.in_proj_bias", "attention.out_proj.bias"]
     assert sorted(biases) == sorted(expected)
+
+
+VIT = ("model=vit_tiny", "model.net.depth=2", "model.net.width=24")
+OPTIONS = {"kind": torch.optim.SGD, "lr": 0.1, "weight_decay": 0.01, "no_decay": ["norm", "bias"]}
+
+
+def rates(net: CifarResNet, **more: object) -> dict[str, tuple[float, float]]:
+    optimizer = build_optimizer(net, **OPTIONS, **more)  # type: ignore[arg-type]
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    return {names[id(p)]: (g["lr"], g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]}
+
+
+def test_each_rule_multiplies_and_the_last_one_counts() -> None:
+    net = CifarResNet(depth=8, width=4)
+    found = rates(net, lr_scale={"bias": 2.0, "head.*": 10})
+    for name, (rate, decay) in found.items():
+        scale = 10 if name.startswith("head.") else 2 if name.endswith("bias") else 1
+        assert rate == pytest.approx(0.1 * scale), name
+        assert decay == (0.0 if net.get_parameter(name).ndim < 2 else 0.01), name
+
+
+def test_it_multiplies_what_layers_and_roles_have() -> None:
+    words = (
+        *VIT,
+        "optimizer=muon",
+        "optimizer.lr=1.0",
+        "optimizer.layer_decay=0.5",
+    )
+    plain, scaled = (
+        {group["name"]: group["lr"] for group in task._make_optimizer(task.net).param_groups}
+        for task in (make_task(config(*words)), make_task(config(*words, "optimizer.lr_scale={head.*: 4}")))
+    )
+    changed = [name for name in scaled if name.startswith("x4/")]
+    assert changed
+    for name in changed:
+        assert scaled[name] == pytest.approx(4 * plain[name.removeprefix("x4/")])
+    assert all(scaled[name] == plain[name] for name in scaled if name not in changed)
+
+
+def vit() -> ViT:
+    return ViT(channels=1, image_size=8, num_classes=3, width=8, depth=3, heads=2, patch_size=4)
+
+
+def test_a_transformer_is_numbered_from_its_embeddings_to_its_head() -> None:
+    numbers = layer_numbers(vit())
+    for name, number in numbers.items():
+        block = int(name.split(".")[1]) + 1 if name.startswith("blocks.") else None
+        assert number == (block or (4 if name.startswith(("head", "norm")) else 0)), name
+    assert set(numbers.values()) == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_each_layer_has_its_share(kind: type[torch.optim.Optimizer]) -> None:
+    net = vit()
+    optimizer = build_optimizer(net, kind=kind, lr=1.0, weight_decay=0.1, no_decay=["norm", "bias"], layer_decay=0.5)
+    rates = {group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
+    for layer in range(5):
+        assert rates[f"layer_{layer:02}/no_decay"] == (0.5 ** (4 - layer), 0.0)
+        assert rates[f"layer_{layer:02}/decay"] == (0.5 ** (4 - layer), 0.1)
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    numbers = layer_numbers(net)
+    found = {names[id(p)]: group["layer"] for group in optimizer.param_groups for p in group["params"]}
+    assert found == numbers
+
+
+def test_a_run_keeps_the_shares_along_its_schedule(tmp_path: Path) -> None:
+    cfg = new_run(
+        tmp_path, *SMALL, "model.net.depth=2", "optimizer.layer_decay=0.5", "trainer.max_epochs=1", "test=false"
+    )
+    train(cfg)
+    directory = Path(cfg["paths"]["run_dir"])
+    head, stem = column(directory, "lr-SGD/layer_02/decay"), column(directory, "lr-SGD/layer_00/decay")
+    assert head
+    assert stem == pytest.approx([rate / 4 for rate in head])
+
+
+def test_a_schedule_with_one_rate_for_all_is_refused() -> None:
+    optimizer = build_optimizer(vit(), kind=torch.optim.SGD, lr=1.0, weight_decay=0.1, momentum=0.9, layer_decay=0.5)
+    cycle: Any = torch.optim.lr_scheduler.OneCycleLR
+    with pytest.raises(UserError, match=r"^_target_=OneCycleLR gives all groups one rate, and theirs differ"):
+        build_scheduler(partial(cycle, max_lr=1.0), optimizer, 10)

@@ -1,6 +1,7 @@
 """Muon compared with torch's if torch has one, else with the paper's claims."""
 
 import io
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 
 from lathe.errors import UserError
 from lathe.nets import MLP, CifarResNet
-from lathe.optim import Muon, build_optimizer
+from lathe.optim import LAMB, LARS, Muon, build_optimizer
 from lathe.optim.optimizers import orthogonalise
 
 
@@ -74,37 +75,30 @@ def test_a_convolution_is_its_flattened_matrix() -> None:
     assert 0.65 < values.min() <= values.max() < 1.25
 
 
-def test_the_rest_takes_adamw_s_step_exactly() -> None:
+REST: dict[str, dict[str, Any]] = {
+    "adamw": {"adamw_lr_ratio": 0.25, "adamw_betas": (0.8, 0.9), "adamw_eps": 1e-7},
+    "sgd": {"rest": "sgd", "sgd_lr_ratio": 0.25, "sgd_momentum": 0.85},
+}
+
+
+@pytest.mark.parametrize("rest", REST)
+def test_the_rest_takes_the_steps_of_torchs_optimizers(rest: str) -> None:
     torch.manual_seed(0)
     start = torch.randn(7)
     ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
-    options = {"lr": 0.02, "weight_decay": 0.1, "adamw_lr_ratio": 0.25, "adamw_betas": (0.8, 0.9), "adamw_eps": 1e-7}
-    muon = Muon([{"params": [ours], "role": "adamw"}], **options)
+    muon = Muon([{"params": [ours], "role": "adamw"}], lr=0.02, weight_decay=0.1, **REST[rest])
     adamw = torch.optim.AdamW([theirs], lr=0.005, weight_decay=0.1, betas=(0.8, 0.9), eps=1e-7)
-    for _ in range(4):
-        gradient = torch.randn(7)
-        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
-        muon.step()
-        adamw.step()
-    assert torch.equal(ours, theirs)
-
-
-def test_the_rest_may_take_sgd_s_step_with_decoupled_decay() -> None:
-    torch.manual_seed(0)
-    start = torch.randn(7)
-    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
-    options = {"lr": 0.02, "weight_decay": 0.5, "rest": "sgd", "sgd_lr_ratio": 0.25, "sgd_momentum": 0.85}
-    muon = Muon([{"params": [ours], "role": "adamw"}], **options)
     sgd = torch.optim.SGD([theirs], lr=0.005, momentum=0.85, nesterov=True)
     for _ in range(4):
         gradient = torch.randn(7)
         ours.grad, theirs.grad = gradient.clone(), gradient.clone()
         muon.step()
-        with torch.no_grad():
-            theirs.mul_(1 - 0.005 * 0.5)
-        sgd.step()
-    torch.testing.assert_close(ours, theirs)
-    assert muon.param_groups[0]["role"] == "sgd"
+        if rest == "sgd":  # whose decay is not decoupled in torch
+            with torch.no_grad():
+                theirs.mul_(1 - 0.005 * 0.1)
+        (adamw if rest == "adamw" else sgd).step()
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0 if rest == "adamw" else 1e-6)
+    assert muon.param_groups[0]["role"] == rest
 
 
 def test_hidden_weights_may_be_brought_to_a_norm_before_each_step() -> None:
@@ -171,3 +165,24 @@ def test_orthogonalise_at_the_edges() -> None:
     matrix = torch.randn(4, 6)
     torch.testing.assert_close(orthogonalise(1000 * matrix, 5), orthogonalise(matrix, 5))
     torch.testing.assert_close(orthogonalise(matrix.T, 5), orthogonalise(matrix, 5).T)
+
+
+@pytest.mark.parametrize("kind", [Muon, LAMB, LARS])
+def test_steps_with_a_rate_in_a_tensor(kind: type[torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(rate: Any) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        net = MLP(channels=1, image_size=2, num_classes=3, width=5, depth=2)
+        optimizer = build_optimizer(net, kind=kind, lr=0.1, weight_decay=0.1, no_decay=["norm", "bias"])
+        for step in range(3):
+            for group in optimizer.param_groups:
+                group["lr"] = rate(group["lr"]) if not isinstance(group["lr"], torch.Tensor) else group["lr"]
+            for number, parameter in enumerate(net.parameters()):
+                draw = torch.Generator().manual_seed(10 * step + number)
+                parameter.grad = torch.randn(parameter.shape, generator=draw)
+            optimizer.step()
+        return [parameter.detach() for parameter in net.parameters()]
+
+    numbers = trained(float)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # otherwise torch's AdamW requires a GPU
+    for found, wanted in zip(trained(torch.tensor), numbers, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)

@@ -1,6 +1,8 @@
 """A user's unmodified LightningModule: on one process and two, interrupted, and in other commands."""
 
+import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from support.ranks import on_ranks
 from support.runs import column, new_run, rows, weights
 
 from lathe import trust
+from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
 from lathe.training.train import train
 from lathe.verbs.evaluate import evaluate
@@ -274,3 +277,88 @@ def test_a_checkpoint_callback_of_ones_own_writes_into_the_run_directory(tmp_pat
         assert all(torch.equal(kept[name], value) for name, value in weights(home, "best").items())
     with pytest.warns(UserWarning, match=r"a ModelCheckpoint of Checkpointing\.configure_callbacks takes the place"):
         train(run(tmp_path / "both", f"+callbacks.mine={asked}", "trainer.max_epochs=1", module="Checkpointing"))
+
+
+TABLE = "features: 16, classes: 2, width: 4"
+
+
+def habit(folder: Path, module: str, *words: str, data: str = "support.own_parts.Table") -> dict[str, Any]:
+    cfg = new_run(folder, *QUICK, f"model.net={{_target_: support.own_habits.{module}, {TABLE}}}", "test=false", *words)
+    cfg["data"] = {"_target_": data}
+    return cfg
+
+
+def on_two(rank: int, waiting: dict[str, Any], *refused: dict[str, Any]) -> list[str]:
+    train(waiting)
+    said = []
+    for cfg in refused:
+        with pytest.raises(UserError) as told:
+            train(cfg)
+        said.append(str(told.value))
+    return said
+
+
+def test_two_ranks_agree_or_say_why_not(tmp_path: Path) -> None:
+    two = "trainer.devices=2"
+    waiting = habit(tmp_path / "waiting", "Waiting", two)
+    gathering = habit(tmp_path / "gathering", "Gathers", two, data="support.own_habits.Odd")
+    divided = habit(tmp_path / "divided", "LitNet", two, data="support.own_habits.Divided")
+    divided["model"]["net"]["_target_"] = "support.own_lightning.LitNet"
+    for gathered, halved in on_ranks(on_two, waiting, gathering, divided):
+        assert gathered.startswith("Gathers.all_gather: ")
+        assert halved == (
+            "data: Divided has batch_size=16 and a train_dataloader of 8: the DataLoader's batch_size is "
+            "the global batch, which Lathe divides among the 2 replicas itself, so give it all of batch_size."
+        )
+    home = Path(waiting["paths"]["run_dir"])
+    rates = [float((home / f"rate{rank}").read_text()) for rank in range(2)]
+    assert rates == [0.1, 0.1]  # the first rank's metric decreases, the other's does not
+
+
+OWN_KIND = "lightning.pytorch.callbacks.ModelCheckpoint"
+# the worst epoch, which is the first: decisions before an interruption count after it
+WORST = f'+callbacks.mine={{_target_: {OWN_KIND}, monitor: val_loss, mode: max, save_top_k: 1, filename: "x{{epoch}}"}}'
+
+
+def run_of(folder: Path, *words: str, module: str = "LitNet") -> dict[str, Any]:
+    monitor = ("callbacks.checkpoint.monitor=val_loss", "callbacks.checkpoint.mode=min", "test=false")
+    net = f"model.net={{_target_: support.own_lightning.{module}, width: 16}}"
+    return new_run(folder, *QUICK, *monitor, net, "data.batch_size=100", *words)
+
+
+def kept(cfg: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """Return the callback's files and its state in last.ckpt, without the run's folder."""
+    home = Path(cfg["paths"]["run_dir"])
+    state = torch.load(home / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]
+    own = next(value for key, value in state.items() if key.startswith("ModelCheckpoint"))
+    # current_score belongs to the newest file that it wrote, and Lightning does not restore it
+    plain = {name: str(value).replace(str(home), "") for name, value in own.items() if name != "current_score"}
+    return sorted(path.name for path in (home / "checkpoints" / "own").iterdir()), plain
+
+
+@pytest.mark.parametrize(("words", "module"), [((WORST,), "LitNet"), ((), "Checkpointing")])
+def test_it_goes_on_where_it_was(tmp_path: Path, words: tuple[str, ...], module: str) -> None:
+    whole = run_of(tmp_path / "whole", *words, "trainer.max_epochs=3", module=module)
+    train(whole)
+    begun = run_of(tmp_path / "begun", *words, "trainer.max_epochs=1", module=module)
+    train(begun)
+    train({**begun, "trainer": {**begun["trainer"], "max_epochs": 3}})
+    assert kept(begun) == kept(whole)
+    if words:
+        assert kept(whole)[0] == ["xepoch=0.ckpt"]
+    last = [weights(Path(cfg["paths"]["run_dir"])) for cfg in (begun, whole)]
+    assert all(torch.equal(value, last[1][name]) for name, value in last[0].items())
+
+
+def test_one_that_it_wrote_is_evaluated(tmp_path: Path, cli: Callable[..., tuple[int, str]]) -> None:
+    cfg = run_of(tmp_path, WORST, "trainer.max_epochs=2")
+    train(cfg)
+    home = Path(cfg["paths"]["run_dir"])
+    trusted, script = f"trusted=[{OWN_KIND},support.own_lightning.LitNet]", "scripts/evaluate.py"
+    for words in ((f"run={home}/checkpoints/own/xepoch=0.ckpt",), (f"run={home}", "checkpoint=own/xepoch=0")):
+        assert cli(*words, trusted, "split=val", "output=found.json", script=script) == (0, "")
+        found = json.loads(Path("found.json").read_text())
+        assert found["val_loss"] == pytest.approx(column(home, "val_loss")[0])
+    code, error = cli(f"run={home}", "checkpoint=own/none", trusted, script=script)
+    assert (code, error.count("\n")) == (1, 1)
+    assert "no checkpoint 'own/none': it has best, last, own/xepoch=0; checkpoint=own/xepoch=0 takes that." in error

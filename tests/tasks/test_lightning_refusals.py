@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs import new_run, runs
+from support.runs import runs
 from tasks.test_lightning_module import QUICK, net, run
 from torch import nn
 
@@ -22,16 +22,12 @@ IT = net(words="features: 3072")
 
 TYPED = {
     "a name in the place of a node": (["model.net=support.own_lightning.LitNet"], "model.net={_target_: "),
-    "no net": ([], "model.net: "),
-    "another task": ([IT, "task=classification", "optimizer=sgd"], "model=lightning model.net={_target_: "),
     "no training_step": (["model.net={_target_: support.own_lightning.Stepless}"], "has no training_step"),
     "no test_step": (["model.net={_target_: support.own_lightning.Untested}"], "test=false"),
     "loaders": ([net("Loading")], "Loading.train_dataloader is not used"),
     "no optimizer": ([net("Plain")], "has no configure_optimizers"),
     "an optimizer too many": ([IT, "optimizer=adamw"], "has configure_optimizers"),
     "a stop without a monitor": ([IT, "callbacks=[default,early_stopping]"], "callbacks.early_stopping.monitor=auto"),
-    "compile": ([IT, "compile=default", "compile.scope=step"], "compile.scope=step"),
-    "compression": ([IT, "compression=lottery"], "compression=lottery"),
     "a core": ([IT, "model.core=nett"], "did you mean net?"),
     "a strategy that spreads a net": ([IT, "strategy=fsdp", "trainer.devices=2"], "use strategy=ddp"),
     "a class of pytorch_lightning": (["model.net={_target_: mine_of_old.Net}"], "pytorch_lightning"),
@@ -56,17 +52,6 @@ def test_a_mistake_costs_one_line(cli: Cli, mistake: str, tmp_path: Path) -> Non
     assert (code, len(lines)) == (1, 1), errors
     assert sentence in lines[0]
     assert runs(tmp_path / "logs") == []
-
-
-def test_a_module_without_a_loader_is_refused_as_data(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="LitNet has no train_dataloader"):
-        train(new_run(tmp_path, *QUICK, net(), "data=module", "test=false"))
-
-
-def test_a_monitor_that_nothing_logs_is_told_after_the_first_validation(tmp_path: Path) -> None:
-    cfg = run(tmp_path, "callbacks.checkpoint.monitor=val_los")
-    with pytest.raises(UserError, match=r"callbacks.checkpoint.monitor=val_los: .* did you mean val_lo"):
-        train(cfg)
 
 
 def test_what_asks_for_a_nets_outputs_is_refused(tmp_path: Path) -> None:

@@ -1,18 +1,15 @@
 """Epochs of our Trainer: modules that override train(), loaders that run dry, and stops before min_epochs."""
 
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping
-from support.runs import SMALL, new_run
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-import lathe.training.train
 from lathe.errors import UserError
 from lathe.trainer import Trainer
 
@@ -127,10 +124,3 @@ def test_early_stopping_decides_again_after_min_epochs(
 ) -> None:
     stopping = EarlyStopping("loss", patience=2)
     assert fit(Module(losses), loader(), stopping, epochs=8, min_epochs=min_epochs).current_epoch == epochs
-
-
-@pytest.mark.filterwarnings("ignore:The number of training batches")
-def test_accumulating_more_batches_than_an_epoch_has(tmp_path: Path) -> None:
-    words = (*SMALL, "trainer.limit_train_batches=4", "trainer.limit_val_batches=1", "test=false")
-    with pytest.warns(UserWarning, match=r"^trainer\.accumulate_grad_batches=8: an epoch has 4 batches"):
-        lathe.training.train.train(new_run(tmp_path, *words, "trainer.accumulate_grad_batches=8"))

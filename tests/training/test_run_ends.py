@@ -1,6 +1,4 @@
-"""Every way in which a run can end: a checkpoint is tested, result.json is strict JSON, and a run that was interrupted
-after training is completed without more training.
-"""
+"""Every way in which a run can end: a tested checkpoint, strict JSON in result.json, or a message before training."""
 
 import json
 import os
@@ -17,6 +15,7 @@ from support.commands import run as run_command
 from support.runs import SMALL, column, new_run, rows, runs, weights
 
 from lathe.errors import Stopped, UserError
+from lathe.launch.error_reporting import explain_error
 from lathe.runs import rundir
 from lathe.runs.compare_runs import RESULT_TIMES
 from lathe.runs.inference import open_data, open_run_net, score
@@ -31,8 +30,6 @@ WAYS = {
     "no validation": (("trainer.limit_val_batches=0",), 12, LAST, False),
     "max_steps within the first epoch": (("trainer.max_steps=4",), 4, LAST, False),
     "max_steps=0": (("trainer.max_steps=0",), 0, FIRST, False),
-    "a test of nothing": (("trainer.limit_test_batches=0",), 12, None, True),
-    "monitored in training": (("callbacks.checkpoint.monitor=train/loss",), 12, None, True),
     "an objective of the test": (("objective=test/loss", "trainer.limit_val_batches=0"), 12, LAST, True),
     "stopped early": (
         ("callbacks=[default,early_stopping]", "callbacks.early_stopping.stopping_threshold=0.0"),
@@ -73,7 +70,7 @@ def test_a_run_ends_with_its_result_and_is_completed_without_training(tmp_path: 
     assert (result["steps"], result.get("best")) == (steps, best)
     assert (result["objective"] is not None) == objective
     assert bool(result.get("notes")) == (not objective)  # a line says why
-    assert ("test/accuracy" in result) == (cfg["test"] and cfg["trainer"]["limit_test_batches"] != 0)
+    assert ("test/accuracy" in result) == cfg["test"]
     assert result["best_step"] == torch.load(run.best, weights_only=True)["global_step"]
     assert best is None or result["best_step"] == steps
     open_run_net(run.path)  # the directory is enough
@@ -223,3 +220,38 @@ def test_weights_of_ckpt_path_are_tested_without_training(tmp_path: Path) -> Non
     result = train(new_run(tmp_path, *SHORT, "trainer.max_epochs=0", f"ckpt_path={cfg['paths']['run_dir']}"))
     assert result["test/loss"] == trained["test/loss"]
     assert (result["steps"], result["best"]) == (0, "the weights of ckpt_path, nothing was trained")
+
+
+STOP = "callbacks=[default,early_stopping]"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("objective=val/acc",), r"^objective=val/acc: .*; did you mean val/accuracy\?"),
+        (("objective=test/accuracy", "test=false"), r"^objective=test/accuracy needs the test"),
+        (("callbacks.checkpoint.monitor=test/loss",), r"^callbacks\.checkpoint\.monitor=test/loss: the test split"),
+        ((STOP, "trainer.limit_val_batches=0"), r"^callbacks\.early_stopping\.monitor=val/accuracy is looked at after"),
+        (("trainer.limit_train_batches=0",), r"cannot plan a run of .* steps: .*trainer\.limit_train_batches above 0"),
+        (("model=resnet20", "model.net.num_classes=7"), r"^data\.num_classes=10, but the net returns 7 logits"),
+    ],
+)
+def test_a_mistake_is_reported_before_training(tmp_path: Path, overrides: tuple[str, ...], message: str) -> None:
+    own_net = any(word.startswith("model=") for word in overrides)
+    cfg = new_run(tmp_path, *(word for word in SHORT if not (own_net and "model.net" in word)), *overrides)
+    with pytest.raises(Exception, match=message) as caught:
+        train(cfg)
+    assert explain_error(caught.value) is not None
+    assert not run_of(cfg).begun
+
+
+def test_a_checkpoint_of_another_net_names_the_first_weight(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *SHORT, "trainer.max_epochs=1")
+    train(cfg)
+    other = new_run(tmp_path, *SHORT, f"ckpt_path={run_of(cfg).last}", "model.net.width=8")
+    with pytest.raises(UserError, match=r"^ckpt_path=.* does not fit this net: \S+ is \[16, .* there and \[8, .* here"):
+        train(other)
+    cfg["trainer"]["max_epochs"] = 2
+    cfg["model"]["net"]["width"] = 32
+    with pytest.raises(UserError, match=r"last\.ckpt does not fit this run: .*size mismatch for \S+: .*\[16, .*\[32, "):
+        train(cfg)

@@ -40,32 +40,21 @@ def cells(lines: list[str]) -> dict[str, str]:
     return {row[0]: row[1] for row in rows}
 
 
-def test_it_has_test_metrics_and_the_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_has_test_metrics_the_monitor_and_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cfg = new_run(tmp_path / "logs", "model=mlp")
-    lines = printed(RESULT, cfg)
+    best = {"best": "the last weights, no validation ran", "notes": ["objective is null: [why]"]}
+    lines = printed({**RESULT, **best, "test/loss": None, "val_f1": 0.25, "monitor": "val_f1"}, cfg)
     assert cells(lines) == {
         "test/accuracy": "0.9877",
-        "test/loss": "0.0500",
+        "test/loss": "not finite",
+        "val_f1": "0.2500",
+        "best": "the last weights, no validation ran",
         "parameters": "1,234,567",
         "samples/s": "43,211",
         "seconds": "12.3",
     }
     assert f"Run directory: {Path(cfg['paths']['run_dir']).relative_to(tmp_path)}" in lines
-
-
-def test_it_has_the_monitor(tmp_path: Path) -> None:
-    result = {"test/accuracy": 0.9, "test/loss": 0.1, "val_f1": 0.25, "val/other": 0.5, "monitor": "val_f1", **TRAINED}
-    table = cells(printed(result, new_run(tmp_path, "model=mlp")))
-    assert table["val_f1"] == "0.2500"
-    assert "val/other" not in table
-
-
-def test_notes_and_values_that_are_not_finite_are_printed(tmp_path: Path) -> None:
-    best = {"best": "the last weights, no validation ran", "notes": ["objective is null: [why]"]}
-    lines = printed({**RESULT, "test/loss": None, **best}, new_run(tmp_path, "model=mlp"))
-    assert cells(lines)["test/loss"] == "not finite"
-    assert cells(lines)["best"] == "the last weights, no validation ran"
     assert "objective is null: [why]" in lines
 
 

@@ -1,14 +1,26 @@
-"""The Trainer of a configuration: its device, strategy and plugins."""
+"""The Trainer, callbacks, compression methods and loggers of a configuration."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from support.runs import SMALL, new_run
+from lightning.pytorch.callbacks import EarlyStopping
+from support.own_parts import Logging
+from support.runs import SMALL, config, new_run, rows, weights
 
+import lathe.receipt
+from lathe import trust
+from lathe.compression.pruning.callback import Prune
+from lathe.compression.quantization.callback import QAT
+from lathe.errors import UserError
+from lathe.runs.build import make_data, make_task
+from lathe.runs.checkpoints import read_checkpoint
+from lathe.runs.rundir import RunDir
 from lathe.strategies import DDP
+from lathe.training.compression_finalize import finalize_compression
 from lathe.training.train import train
-from lathe.training.trainer_setup import make_trainer, world_size
+from lathe.training.trainer_setup import make_callbacks, make_loggers, make_methods, make_trainer, world_size
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -48,3 +60,165 @@ def test_one_process_ignores_the_variables_of_a_slurm_job(tmp_path: Path, monkey
         monkeypatch.setenv(f"SLURM_{key}", value)
     trainer = make_trainer(new_run(tmp_path, *SMALL), tmp_path, [])
     assert (trainer.world_size, trainer.global_rank) == (1, 0)
+
+
+OWN = "task._target_=support.own_parts.Logging"
+STOP = "callbacks=[default,early_stopping]"
+CONV = (
+    *("model=resnet20", "model.net.width=8", "model.net.depth=8", "data.batch_size=100", "compression.receipt=none"),
+    *("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false"),
+    *("trainer.max_epochs=1", "trainer.limit_train_batches=6", "trainer.log_every_n_steps=2"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _trusted() -> None:
+    trust.allow({"trusted": ["support.own_parts"]})
+
+
+def callbacks(*words: str, **nodes: Any) -> list[Any]:
+    cfg = config("model=mlp", "model.net.width=4", *words)
+    cfg["callbacks"] |= nodes
+    return make_callbacks(cfg, make_task(cfg))
+
+
+WRONG = [
+    ("data", "lathe.data.Digits", "expected a lightning LightningDataModule, got the class Digits."),
+    ("task", "lightning.pytorch.demos.boring_classes.BoringModel", "is a plain LightningModule, which brings its net"),
+    ("callbacks.x", "lightning.pytorch.callbacks.LearningRateFinder", "use scripts/lr_find.py"),
+    ("callbacks.x", "lathe.callbacks.Throughput", "callbacks.throughput and callbacks.x are both Throughput"),
+    ("optimizer", "torch.optim.lr_scheduler.StepLR", "StepLR: expected the class of an optimizer"),
+]
+
+
+def build(cfg: dict[str, Any], folder: Path, group: str) -> None:
+    if group == "data":
+        make_data(cfg)
+    task = make_task(cfg)
+    make_loggers(cfg, folder, 0)
+    make_callbacks(cfg, task)
+    make_trainer(cfg, folder, [])
+
+
+@pytest.mark.parametrize(("key", "target", "message"), WRONG)
+def test_a_component_of_another_class_is_refused(tmp_path: Path, key: str, target: str, message: str) -> None:
+    cfg = config("model=mlp", "model.net.width=4")
+    group, _, name = key.partition(".")
+    node = {"_target_": target}
+    cfg[group] = {**cfg[group], name: node} if name else node
+    with pytest.raises(UserError) as caught:
+        build(cfg, tmp_path, group)
+    assert message in str(caught.value)
+    assert key in str(caught.value)
+
+
+def test_callbacks_that_are_switched_off_are_left_out() -> None:
+    kinds = {type(callback).__name__ for callback in callbacks("trainer.fast_dev_run=true", "callbacks.nan_guard=null")}
+    assert not kinds & {"Checkpoint", "NanGuard"}
+    cfg = config("model=mlp")
+    kinds = {type(callback).__name__ for callback in make_callbacks(cfg, make_task(cfg))}
+    assert kinds == {node["_target_"].rpartition(".")[2] for node in cfg["callbacks"].values()} | {"ExactResume"}
+
+
+# monitors
+
+
+def test_the_direction_of_an_undeclared_metric_must_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        UserError, match=r"^callbacks\.checkpoint\.mode=auto: nothing says whether a higher own/worse is better"
+    ):
+        callbacks(OWN, "callbacks.checkpoint.monitor=own/worse")
+    monkeypatch.setattr(Logging, "logged", ("own/worse",))  # declared
+    found = callbacks(OWN, "callbacks.checkpoint.monitor=own/worse")
+    assert next(callback.mode for callback in found if hasattr(callback, "every_n_epochs")) == "max"
+
+
+def test_any_logged_metric_can_choose_the_best_epoch(tmp_path: Path) -> None:
+    """`own/worse` is 0 in the first epoch and -1 in the second."""
+    cfg = new_run(tmp_path, *SMALL, OWN, "callbacks.checkpoint.monitor=own/worse", "callbacks.checkpoint.mode=max")
+    result = train(cfg)
+    assert (result["best_step"], result["objective"]) == (20, 0.0)
+    assert result["own/worse"] == result["objective"]
+
+
+def test_early_stopping_takes_the_monitor_of_the_checkpoint() -> None:
+    def watched(*words: str) -> tuple[Any, Any]:
+        (found,) = [one for one in callbacks(STOP, *words) if isinstance(one, EarlyStopping)]
+        return found.monitor, found.mode
+
+    assert watched() == ("val/accuracy", "max")
+    assert watched("callbacks.checkpoint.monitor=val/loss") == ("val/loss", "min")
+    assert watched("callbacks.checkpoint.monitor=own/x", "callbacks.checkpoint.mode=min") == ("own/x", "min")
+    assert watched("callbacks.checkpoint.monitor=val/loss", "callbacks.early_stopping.mode=max") == ("val/loss", "max")
+    assert watched("callbacks.checkpoint.monitor=null") == ("val/accuracy", "max")
+    named = "callbacks.early_stopping.monitor=val/accuracy"
+    assert watched("callbacks.checkpoint.monitor=val/loss", named) == ("val/accuracy", "max")
+
+
+STOPPED: dict[str, tuple[str, ...]] = {
+    "own": (OWN, "callbacks.early_stopping.monitor=own/worse", "callbacks.early_stopping.mode=max"),
+    "training": (
+        "callbacks.early_stopping.monitor=train/loss",
+        "callbacks.early_stopping.check_on_train_epoch_end=true",
+        "callbacks.early_stopping.min_delta=100",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STOPPED)
+def test_early_stopping_ends_a_run(tmp_path: Path, case: str) -> None:
+    words = ("trainer.max_epochs=9", "callbacks.early_stopping.patience=2")
+    assert train(new_run(tmp_path, *SMALL, STOP, *words, *STOPPED[case]))["epochs"] == 3
+
+
+def test_a_metric_that_nothing_logs_ends_the_run_after_the_first_validation(tmp_path: Path) -> None:
+    words = ("callbacks.checkpoint.monitor=own/wors", "callbacks.checkpoint.mode=max")
+    cfg = new_run(tmp_path, *SMALL, OWN, *words)
+    with pytest.raises(UserError, match=r"^callbacks\.checkpoint.*own/wors\b.*own/worse"):
+        train(cfg)
+    assert int(rows(Path(cfg["paths"]["run_dir"]))[-1]["step"]) <= 20
+
+
+# compression
+
+
+def test_methods_are_in_order_with_their_window_of_the_run() -> None:
+    found = make_methods(config("compression=[prune,qat]", "compression.stages=[prune,qat]"))
+    assert [type(method) for method in found] == [Prune, QAT]
+    assert [method.window for method in found] == [(0.0, 0.5), (0.5, 1.0)]
+    assert make_methods(config()) == []
+
+
+def test_weights_that_are_changed_after_training_are_evaluated_and_changed_once(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *CONV, "compression=ptq_static")
+    train(cfg)
+    run = RunDir(cfg["paths"]["run_dir"])
+    state = read_checkpoint(run.best)
+    assert state["structure"]["quantization"]
+    assert "optimizer_states" not in state
+    assert "quantization" not in read_checkpoint(run.last).get("structure", {})
+    before = weights(run.path, "best")
+    assert finalize_compression(cfg, run.best, make_methods(cfg))  # as after a kill between the two
+    after = weights(run.path, "best")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert run.result["best_step"] == 6
+    assert 0 < run.result["val/accuracy"] <= 1
+
+
+def test_the_best_epoch_is_one_with_all_masks(tmp_path: Path) -> None:
+    """Masks grow until 0.7 of the run, and earlier epochs are more accurate."""
+    prune = ("compression=prune", "compression.prune.sparsity=0.99", "compression.prune.end=0.7")
+    result = train(new_run(tmp_path, *SMALL, "trainer.max_epochs=4", *prune, "compression.receipt=none"))
+    assert result["best_step"] > 0.7 * 80
+    assert result["prune/sparsity"] == pytest.approx(0.99, abs=0.01)
+
+
+def test_a_receipt_that_fails_leaves_a_complete_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no clock")
+
+    monkeypatch.setattr(lathe.receipt, "write", fail)
+    cfg = new_run(tmp_path, *SMALL, "compression=prune")
+    with pytest.warns(UserWarning, match=r"receipt failed \(RuntimeError: no clock\): python scripts/receipt\.py run="):
+        train(cfg)
+    assert RunDir(cfg["paths"]["run_dir"]).complete

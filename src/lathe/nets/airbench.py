@@ -44,8 +44,7 @@ class AirbenchBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.gelu1(self.norm1(self.pool(self.conv1(x))))
-        out: Tensor = self.gelu2(self.norm2(self.conv2(x)))
-        return out
+        return self.gelu2(self.norm2(self.conv2(x)))
 
 
 class Airbench(nn.Module):
@@ -120,12 +119,10 @@ class Airbench(nn.Module):
         self.whitening.bias.grad = None  # type: ignore[union-attr]
 
     def enter(self, x: Tensor) -> Tensor:
-        out: Tensor = self.gelu(self.whitening(x))
-        return out
+        return self.gelu(self.whitening(x))
 
     def leave(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.pool(x).flatten(1)) / self.head.in_features
-        return logits
+        return self.head(self.pool(x).flatten(1)) / self.head.in_features
 
     def _logits(self, x: Tensor) -> Tensor:
         return self.leave(self.blocks(self.enter(x)))

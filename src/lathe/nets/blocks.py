@@ -29,7 +29,7 @@ class Blocks(nn.ModuleList):
             return run(list(self), x)
         from lathe.nets.recompute import run_in_segments  # for trainer.activation_checkpointing=sqrt only
 
-        return run_in_segments(own_blocks(self), x)
+        return run_in_segments(self, x)
 
 
 def blocks_of(net: nn.Module) -> list[nn.Module]:
@@ -38,21 +38,6 @@ def blocks_of(net: nn.Module) -> list[nn.Module]:
     if not isinstance(named, nn.ModuleList | nn.Sequential | list | tuple):
         return []
     return [block for block in named if isinstance(block, nn.Module)]
-
-
-def repeated_children(net: nn.Module) -> list[nn.Module]:
-    """Return the largest group of two or more children of one class with children of their own, as a transformer's
-    layers in a ModuleList; empty without one.
-    """
-    families = [list(module.children()) for module in net.modules()]
-    alike = [family for family in families if len({type(one) for one in family}) == 1 < len(family)]
-    deep = [family for family in alike if any(True for _ in family[0].children())]
-    return max(deep, key=lambda family: sum(p.numel() for one in family for p in one.parameters()), default=[])
-
-
-def own_blocks(blocks: Sequence[nn.Module] | nn.ModuleList) -> list[nn.Module]:
-    """Return the blocks that compute; a pipeline replaces those of other ranks by `nn.Identity`."""
-    return [block for block in blocks if not isinstance(block, nn.Identity)]
 
 
 def run(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:

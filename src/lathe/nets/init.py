@@ -88,9 +88,18 @@ def _resolve(name: str) -> Init:
 def apply_init(net: nn.Module, name: str | Iterable[str] | None) -> None:
     """Initialise `net` in place by one name or several in order; None keeps the constructor's weights.
 
-    Random numbers come from torch's global generator. Raises ArgumentError for an unknown name, and UserError if an
-    init finds nothing to do in this net.
+    Random numbers come from torch's global generator.
     """
     names = [] if name is None else [name] if isinstance(name, str) else list(name)
     for init in [_resolve(each) for each in names]:  # resolve all first: a typo must leave the net untouched
         init(net)
+
+
+def describe_loaded(taken: str, absent: list[str], shapes: list[str], extra: list[str]) -> list[str]:
+    """Return the line `taken`, and one for each kind of weights in which a file and a net differ."""
+    groups = {
+        "Not in the file, so as they were made": absent,
+        "Of another shape, so as they were made": shapes,
+        "In the file alone": extra,
+    }
+    return [taken, *(f"{title}: {', '.join(names)}." for title, names in groups.items() if names)]

@@ -18,12 +18,9 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from lathe.errors import ArgumentError, did_you_mean
-from lathe.nets.blocks import Blocks, blocks_of, own_blocks, repeated_children, run
+from lathe.nets.blocks import Blocks, blocks_of, run
 
 KEY = "activation_checkpointing"
-WORDS = ("none", "blocks", "every_2", "sqrt", "offload")  # every_<n> takes any n
-OFFLOAD = "offload"
-AWAY = {"cuda"}  # types of devices with their own memory
 
 
 def apply(net: nn.Module, how: str | None) -> None:
@@ -35,12 +32,14 @@ def apply(net: nn.Module, how: str | None) -> None:
     `every_<n>` does that for the blocks 0, n, 2n, ...; `sqrt` stores the inputs of about sqrt(number of blocks)
     segments. `offload` recomputes nothing: the blocks' activations are moved to the host's memory between the passes.
     Blocks that a pipeline has replaced by `nn.Identity` are not counted. It acts in training mode with gradients.
-
-    Raises ArgumentError for another word, a net without blocks, an n above their number, and `sqrt` for a net whose
-    `blocks` is not a `lathe.nets.Blocks`.
     """
     word = "none" if how is None else str(how)
-    every = _every(word)
+    every = None if word in ("none", "sqrt") else 1  # of the blocks that are patched
+    if re.fullmatch(r"every_[1-9]\d*", word):
+        every = int(word.removeprefix("every_"))
+    elif word not in ("none", "blocks", "sqrt", "offload"):
+        hint = did_you_mean(word, ("none", "blocks", "every_2", "sqrt", "offload"), "every_<n> takes any n.")
+        raise ArgumentError(f"{KEY}={word}: {hint}")
     every_block = blocks_of(net) if hasattr(net, "blocks") else repeated_children(net)
     blocks = list(dict.fromkeys(own_blocks(every_block)))  # a net may run the same block twice
     name = type(net).__name__
@@ -60,25 +59,28 @@ def apply(net: nn.Module, how: str | None) -> None:
     if isinstance(chain, Blocks):
         chain.in_segments = word == "sqrt"
     for block in blocks[::every] if every is not None else []:
-        block.forward = functools.partial(_forward, block, block.__dict__.get("forward"), word == OFFLOAD)
+        block.forward = functools.partial(_forward, block, block.__dict__.get("forward"), word == "offload")
+
+
+def repeated_children(net: nn.Module) -> list[nn.Module]:
+    """Return the largest group of two or more children of one class with children of their own, as a transformer's
+    layers in a ModuleList; empty without one.
+    """
+    families = [list(module.children()) for module in net.modules()]
+    alike = [family for family in families if len({type(one) for one in family}) == 1 < len(family)]
+    deep = [family for family in alike if any(True for _ in family[0].children())]
+    return max(deep, key=lambda family: sum(p.numel() for one in family for p in one.parameters()), default=[])
+
+
+def own_blocks(blocks: Sequence[nn.Module] | nn.ModuleList) -> list[nn.Module]:
+    """Return the blocks that compute; a pipeline replaces those of other ranks by `nn.Identity`."""
+    return [block for block in blocks if not isinstance(block, nn.Identity)]
 
 
 def check_device(how: str | None, device_type: str) -> None:
     """Raise ArgumentError for `offload` if activations are in the host's memory already."""
-    if how == OFFLOAD and device_type not in AWAY:
+    if how == "offload" and device_type != "cuda":
         raise ArgumentError(f"{KEY}={how} moves activations from a GPU to the host; this run is on {device_type}.")
-
-
-def _every(word: str) -> int | None:
-    """Return 1 for `blocks` and `offload`, n for `every_<n>`, None for the words that patch no block."""
-    if word in ("none", "sqrt"):
-        return None
-    if word in ("blocks", OFFLOAD):
-        return 1
-    if re.fullmatch(r"every_[1-9]\d*", word):
-        return int(word.removeprefix("every_"))
-    hint = did_you_mean(word, WORDS, "choose none, blocks, every_<n> (such as every_2), sqrt or offload.")
-    raise ArgumentError(f"{KEY}={word}: {hint}")
 
 
 def _forward(block: nn.Module, own: Any, offloads: bool, *args: Any, **kwargs: Any) -> Any:
@@ -113,8 +115,7 @@ class Offloaded(save_on_cpu):
             return tensor if _place(tensor) in stay else move(tensor)
 
         def unpack(kept: Any) -> Tensor:
-            found: Tensor = kept if isinstance(kept, Tensor) else fetch(kept)
-            return found
+            return kept if isinstance(kept, Tensor) else fetch(kept)
 
         self.pack_hook, self.unpack_hook = pack, unpack
 
@@ -124,8 +125,9 @@ def _place(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def run_in_segments(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
+def run_in_segments(chain: nn.ModuleList, x: Tensor) -> Tensor:
     """Run a chain of n blocks in round(sqrt(n)) segments of nearly equal lengths, and store only their inputs."""
+    blocks = own_blocks(chain)
     count = round(len(blocks) ** 0.5)
     for index in range(count):
         segment = blocks[index * len(blocks) // count : (index + 1) * len(blocks) // count]

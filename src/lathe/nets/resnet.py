@@ -74,8 +74,7 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         branch = self.relu1(self.bn1(self.conv1(x)))
         branch = self.bn2(self.conv2(branch))
-        out: Tensor = self.relu2(self.add(branch, self.shortcut(x)))
-        return out
+        return self.relu2(self.add(branch, self.shortcut(x)))
 
 
 class Bottleneck(nn.Module):
@@ -111,8 +110,7 @@ class Bottleneck(nn.Module):
         branch = self.relu1(self.bn1(self.conv1(x)))
         branch = self.relu2(self.bn2(self.conv2(branch)))
         branch = self.bn3(self.conv3(branch))
-        out: Tensor = self.relu3(self.add(branch, self.shortcut(x)))
-        return out
+        return self.relu3(self.add(branch, self.shortcut(x)))
 
 
 class _StagedResNet(nn.Module):
@@ -151,8 +149,7 @@ class _StagedResNet(nn.Module):
         return out if self.shrink is None else self.shrink(out)
 
     def leave(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.pool(x).flatten(1))
-        return logits
+        return self.head(self.pool(x).flatten(1))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.leave(self.blocks(self.enter(x)))
@@ -269,8 +266,7 @@ class PreActivationBlock(nn.Module):
         active = self.relu1(self.bn1(x))
         residual = x if self.shortcut is None else self.shortcut(active)
         branch = self.relu2(self.bn2(self.conv1(active)))
-        out: Tensor = self.add(self.conv2(self.dropout(branch)), residual)
-        return out
+        return self.add(self.conv2(self.dropout(branch)), residual)
 
 
 class WideResNet(nn.Module):
@@ -310,12 +306,10 @@ class WideResNet(nn.Module):
         self.head = nn.Linear(channels, num_classes)
 
     def enter(self, x: Tensor) -> Tensor:
-        out: Tensor = self.conv(x)
-        return out
+        return self.conv(x)
 
     def leave(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.pool(self.relu(self.bn(x))).flatten(1))
-        return logits
+        return self.head(self.pool(self.relu(self.bn(x))).flatten(1))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.leave(self.blocks(self.enter(x)))

@@ -15,6 +15,7 @@ from lathe.config.types import Count, Name, ShareBelowOne
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, did_you_mean, require, uninstalled
 from lathe.nets.blocks import blocks_of, run
+from lathe.nets.init import describe_loaded
 
 UNFIT = (AssertionError, ValueError, RuntimeError, IndexError, ZeroDivisionError)  # what nets raise for wrong sizes
 
@@ -212,7 +213,6 @@ def take_timm_weights(net: nn.Module, weights: Mapping[str, Tensor] | None, chan
 
     `channels` is the net's number of input channels. All weights must be present, except a head for other classes,
     which is skipped. The first convolution is adapted to the channels, and position embeddings to the image's size.
-    Raises UserError for weights of another net, or if timm's published ones can't be downloaded.
     """
     from timm.models import clean_state_dict, load_pretrained, model_entrypoint
 
@@ -272,12 +272,4 @@ def _checked(net: nn.Module, state: dict[str, Any], cfg: dict[str, Any], channel
     absent = [name for name in sorted(head) if name in own and name not in state]
     for name in (*other, *extra):
         del state[name]
-    lines = [f"{key}: {len(state)} of {len(own)} weights are taken."]
-    for said, found in (
-        ("Of another shape, so as they were made", shapes),
-        ("Not in the file, so as they were made", absent),
-        ("In the file alone", extra),
-    ):
-        if found:
-            lines.append(f"{said}: {', '.join(found)}.")
-    return lines
+    return describe_loaded(f"{key}: {len(state)} of {len(own)} weights are taken.", absent, shapes, extra)

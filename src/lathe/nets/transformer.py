@@ -40,8 +40,7 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(
             q, k, v, is_causal=self.causal, dropout_p=self.dropout if self.training else 0.0
         )
-        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return out
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
         """Reshape `[batch, time, heads * head_dim]` to `[batch, heads, time, head_dim]`, with all heads of x."""
@@ -73,8 +72,7 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.attention_add(x, self.attention_dropout(self.attention(self.attention_norm(x))))
-        out: Tensor = self.mlp_add(x, self.mlp_dropout(self.down(self.gelu(self.up(self.mlp_norm(x))))))
-        return out
+        return self.mlp_add(x, self.mlp_dropout(self.down(self.gelu(self.up(self.mlp_norm(x))))))
 
 
 def block_plan(dropout: float) -> dict[str, str]:
@@ -118,8 +116,7 @@ class PatchEmbedding(nn.Module):
         tokens = self.patch(x).flatten(2).transpose(1, 2)
         if self.token is not None:
             tokens = torch.cat([self.token.expand(tokens.shape[0], -1, -1), tokens], dim=1)
-        out: Tensor = self.dropout(tokens + self.position)
-        return out
+        return self.dropout(tokens + self.position)
 
 
 class ViT(nn.Module):
@@ -182,13 +179,11 @@ class ViT(nn.Module):
         return {"heads": self.heads, "width": self.width}
 
     def enter(self, x: Tensor) -> Tensor:
-        out: Tensor = self.embed(x)
-        return out
+        return self.embed(x)
 
     def leave(self, x: Tensor) -> Tensor:
         x = self.norm(x)
-        logits: Tensor = self.head(x[:, 0] if self.pool == "token" else x.mean(1))
-        return logits
+        return self.head(x[:, 0] if self.pool == "token" else x.mean(1))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.leave(self.blocks(self.enter(x)))
@@ -205,8 +200,7 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         positions = torch.arange(ids.shape[1], device=ids.device)
-        out: Tensor = self.dropout(self.token(ids) + self.position(positions))
-        return out
+        return self.dropout(self.token(ids) + self.position(positions))
 
 
 class GPT(nn.Module):
@@ -264,12 +258,10 @@ class GPT(nn.Module):
                 f"max_length={self.max_length} is shorter than the {x.shape[1]} tokens of a sequence: build the net "
                 f"with max_length={x.shape[1]}, or give it shorter ones."
             )
-        out: Tensor = self.embed(x)
-        return out
+        return self.embed(x)
 
     def leave(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.norm(x))
-        return logits
+        return self.head(self.norm(x))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.leave(self.blocks(self.enter(x)))

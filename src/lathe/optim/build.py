@@ -67,7 +67,7 @@ def layer_numbers(net: nn.Module) -> dict[str, int]:
     """Return the layer of each parameter: 0 before the `blocks` of `net`, 1 to n in them, n + 1 after.
 
     Parameters outside blocks count as before if they are registered before the first block's (stems, embeddings), else
-    as after (heads). Raises UserError if the net names no `blocks` with parameters.
+    as after (heads).
     """
     blocks = list(getattr(net, "blocks", None) or ())
     inside = {id(parameter): number for number, block in enumerate(blocks, 1) for parameter in block.parameters()}
@@ -102,8 +102,6 @@ def parameter_groups(
     left out. With `layers`, the layer number of each parameter, there is a group per layer (`layer_03/decay`) with its
     `layer`. A `weight_decay` of None is the optimizer's default; an optimizer without weight decay (not `decays`) has
     the one group `all`.
-
-    Raises UserError if a pattern matches no parameter, or none is trainable.
     """
     exempt = matching_names(net, no_decay, key="no_decay") if decays else set()
     for prefix, module in net.named_modules():
@@ -132,10 +130,6 @@ def parameter_groups(
             if role:
                 groups[name]["role"] = role
         groups[name]["params"].append(parameter)
-    if not groups:
-        raise UserError(
-            "The optimizer found no parameter to train: every one of the net is frozen; leave at least one unfrozen."
-        )
     return [groups[name] for name in sorted(groups)]  # a fixed order, independent of the order of registration
 
 
@@ -206,8 +200,6 @@ def build_optimizer(
         given = ", ".join(f"{key}={value}" for key, value in plain.items()) or "its defaults"
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ArgumentError(f"kind={name} refused {given} ({reason}).") from error
-    if any("lr" not in group for group in optimizer.param_groups):
-        raise ArgumentError(f"kind={name} keeps no lr in its groups, which schedulers and monitors read.")
     for group in optimizer.param_groups:
         if layers is not None and layer_decay is not None:
             group["lr"] = group["lr"] * layer_decay ** (max(layers.values()) - group["layer"])
@@ -236,10 +228,7 @@ def of_class(net: nn.Module, **keys: Any) -> Optimizer:
 
 
 def try_on(factory: Any, net: nn.Module) -> None:
-    """Build an optimizer once before data are loaded; a user's own function is not called.
-
-    Raises UserError as `build_optimizer`, and ArgumentError for a class that is not an optimizer's.
-    """
+    """Build an optimizer once before data are loaded; a user's own function is not called."""
     function = getattr(factory, "func", factory)
     if inspect.isclass(function):
         path = f"{function.__module__}.{function.__qualname__}"

@@ -8,7 +8,7 @@ no convolutions; this one takes 0.21 ms.
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, overload
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -41,14 +41,8 @@ class _Optimizer(Optimizer):
     needs_whole_weights = True  # a strategy that shards flat parameters has no norm or matrix of a tensor
     needs_closure = False
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Take one step; return the loss if a `closure` computes it."""
         loss = None
         if closure is not None:
@@ -60,6 +54,14 @@ class _Optimizer(Optimizer):
 
     def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         raise NotImplementedError
+
+    def _adam_state(self, parameter: Tensor) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        return state
 
 
 def _norm(tensor: Tensor) -> Tensor:
@@ -75,26 +77,14 @@ def trust_ratio(weight: Tensor, update: Tensor, scale: float = 1.0, decay: float
     return torch.where(there, scale * ours / torch.where(there, theirs + decay * ours + eps, 1.0), 1.0)
 
 
-class _LayerWise(_Optimizer):
-    """Base of LARS and LAMB: calls `_update` for each parameter that has a gradient.
-
-    Groups whose name ends in `no_decay` get no trust ratio: the papers' implementations exclude norms and biases, which
+def _adapts(group: dict[str, Any]) -> bool:
+    """Return whether LARS and LAMB adapt a group's rate: their papers' implementations exclude norms and biases, which
     would move too far.
     """
-
-    def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        adapted = not group.get("name", "").endswith("no_decay")
-        for parameter in parameters:
-            assert parameter.grad is not None
-            self._update(parameter, parameter.grad, self.state[parameter], group, adapted)
-
-    def _update(
-        self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any], adapted: bool
-    ) -> None:
-        raise NotImplementedError
+    return not group.get("name", "").endswith("no_decay")
 
 
-class LARS(_LayerWise):
+class LARS(_Optimizer):
     """SGD with momentum and a trust ratio per tensor.
 
     The gradient `g + weight_decay * w` is multiplied by `trust_coefficient * |w| / (|g| + weight_decay * |w| + eps)`.
@@ -123,22 +113,23 @@ class LARS(_LayerWise):
         }
         super().__init__(params, defaults)
 
-    def _update(
-        self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any], adapted: bool
-    ) -> None:
-        update = gradient.add(parameter, alpha=group["weight_decay"])
-        if adapted:
-            scale, decay = group["trust_coefficient"], group["weight_decay"]
-            update = update * trust_ratio(parameter, gradient, scale, decay, group["eps"]).to(update.dtype)
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
-        buffer = state["momentum_buffer"]
-        buffer.mul_(group["momentum"]).add_(update)
-        direction = update.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
-        descend(parameter, direction, group["lr"])
+    def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        scale, decay = group["trust_coefficient"], group["weight_decay"]
+        for parameter in parameters:
+            gradient, state = parameter.grad, self.state[parameter]
+            assert gradient is not None
+            update = gradient.add(parameter, alpha=decay)
+            if _adapts(group):
+                update = update * trust_ratio(parameter, gradient, scale, decay, group["eps"]).to(update.dtype)
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            buffer = state["momentum_buffer"]
+            buffer.mul_(group["momentum"]).add_(update)
+            direction = update.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
+            descend(parameter, direction, group["lr"])
 
 
-class LAMB(_LayerWise):
+class LAMB(_Optimizer):
     """AdamW's update with bias correction and weight decay, times `|w| / |update|` in each tensor.
 
     This is Algorithm 2 of the paper with the identity as scaling function. A group named `no_decay` (norms, biases) has
@@ -156,23 +147,20 @@ class LAMB(_LayerWise):
     ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps})
 
-    def _update(
-        self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any], adapted: bool
-    ) -> None:
-        if not state:
-            state["step"] = torch.zeros(())
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
-        state["step"] += 1
+    def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         beta1, beta2 = group["betas"]
-        step = state["step"] if isinstance(group["lr"], Tensor) else float(state["step"])  # compiled, or on the CPU
-        state["exp_avg"].lerp_(gradient, 1 - beta1)
-        state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        root = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])
-        update = (state["exp_avg"] / (1 - beta1**step)).div_(root).add_(parameter, alpha=group["weight_decay"])
-        if adapted:
-            update = update * trust_ratio(parameter, update).to(update.dtype)
-        descend(parameter, update, group["lr"])
+        for parameter in parameters:
+            gradient, state = parameter.grad, self._adam_state(parameter)
+            assert gradient is not None
+            state["step"] += 1
+            step = state["step"] if isinstance(group["lr"], Tensor) else float(state["step"])  # compiled, or on the CPU
+            state["exp_avg"].lerp_(gradient, 1 - beta1)
+            state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            root = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])
+            update = (state["exp_avg"] / (1 - beta1**step)).div_(root).add_(parameter, alpha=group["weight_decay"])
+            if _adapts(group):
+                update = update * trust_ratio(parameter, update).to(update.dtype)
+            descend(parameter, update, group["lr"])
 
 
 # The quintic of Jordan's post: the steepest slope at zero whose iterates stay near 1. Singular values end in about
@@ -195,22 +183,7 @@ def orthogonalise(matrix: Tensor, steps: int) -> Tensor:
     for _ in range(steps):
         gram = x @ x.mT
         x = _A * x + (_B * gram + _C * gram @ gram) @ x
-    x = x.mT if tall else x
-    return x
-
-
-def update_scale(rows: int, columns: int, adjust_lr_fn: str) -> float:
-    """Return the factor of the orthogonal update, named as in `torch.optim.Muon`.
-
-    `original` is Jordan's sqrt(max(1, rows / columns)). `match_rms_adamw` is 0.2 sqrt(max(rows, columns)), which gives
-    the update the root mean square of a typical AdamW step (Liu et al. 2025, arXiv:2502.16982), so that AdamW's
-    learning rates can be used.
-    """
-    return (
-        0.2 * math.sqrt(max(rows, columns))
-        if adjust_lr_fn == "match_rms_adamw"
-        else math.sqrt(max(1.0, rows / columns))
-    )
+    return x.mT if tall else x
 
 
 class Muon(_Optimizer):
@@ -218,9 +191,11 @@ class Muon(_Optimizer):
 
     A weight of more than two dimensions is flattened to `[out, in * kernel]`. Weight decay is decoupled in all roles.
     AdamW groups get `lr * adamw_lr_ratio` and SGD groups, with Nesterov's momentum, `lr * sgd_lr_ratio`, so that one
-    learning rate scales all. AdamW's step is torch's. The default role is `muon`. With `normalize`, weights of `muon`
-    groups are scaled to a norm of sqrt(rows) before each step, as in Jordan's net for CIFAR-10 (arXiv:2404.00498, its
-    version with Muon).
+    learning rate scales all. AdamW's step is torch's. The default role is `muon`. The orthogonal update is scaled by
+    `adjust_lr_fn` as in `torch.optim.Muon`: `original` is Jordan's sqrt(max(1, rows / columns)), and `match_rms_adamw`
+    0.2 sqrt(max(rows, columns)), for learning rates of AdamW (Liu et al. 2025, arXiv:2502.16982). With `normalize`,
+    weights of `muon` groups are scaled to a norm of sqrt(rows) before each step, as in Jordan's net for CIFAR-10
+    (arXiv:2404.00498, its version with Muon).
 
     State per parameter: `momentum_buffer` for `muon` and `sgd`; `step`, `exp_avg` and `exp_avg_sq` for `adamw`. Raises
     ValueError for a `muon` parameter of fewer than two dimensions.
@@ -313,9 +288,8 @@ class Muon(_Optimizer):
 
     def _momentum(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradient and the momentum buffer."""
-        gradient = parameter.grad
+        gradient, state = parameter.grad, self.state[parameter]
         assert gradient is not None
-        state = self.state[parameter]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
         return gradient, state["momentum_buffer"]
@@ -326,7 +300,10 @@ class Muon(_Optimizer):
         direction = gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
         matrix = direction.flatten(1)
         update = orthogonalise(matrix, group["ns_steps"]).to(parameter.dtype).view_as(parameter)
-        scale = update_scale(matrix.size(0), matrix.size(1), group["adjust_lr_fn"])
+        rows, columns = matrix.shape
+        scale = math.sqrt(max(1.0, rows / columns))
+        if group["adjust_lr_fn"] == "match_rms_adamw":
+            scale = 0.2 * math.sqrt(max(rows, columns))
         if group["normalize"]:
             parameter.mul_(len(parameter) ** 0.5 / parameter.norm().clamp(min=1e-7))
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
@@ -339,13 +316,7 @@ class Muon(_Optimizer):
         descend(parameter, gradient.add(buffer, alpha=group["sgd_momentum"]), group["lr"])
 
     def _adamw_step(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        for parameter in parameters:
-            state = self.state[parameter]
-            if not state:
-                state["step"] = torch.zeros(())
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
-        states = [self.state[parameter] for parameter in parameters]
+        states = [self._adam_state(parameter) for parameter in parameters]
         beta1, beta2 = group["adamw_betas"]
         adamw(
             parameters,

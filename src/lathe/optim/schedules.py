@@ -30,7 +30,7 @@ def half_cosine(progress: float, *, start: float, end: float) -> float:
 def steps_of(key: str, value: float, total_steps: int) -> int:
     """Return the position `key` in optimizer steps: a share of the run below 1, else a number of steps.
 
-    A share is rounded, and stays below the end of the run. Raises ArgumentError if `value` is not below `total_steps`.
+    A share is rounded, and stays below the end of the run.
     """
     if value < 1:
         return min(round(value * total_steps), max(total_steps - 1, 0))

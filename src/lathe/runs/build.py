@@ -17,7 +17,6 @@ from torch import nn
 
 from lathe.data.base import ExactDataModule
 from lathe.errors import UserError, require, under
-from lathe.nets.init import apply_init
 from lathe.optim.build import factory_of, freeze, try_on
 from lathe.runs.instantiate import describe_class, instantiate, instantiate_as, locate
 from lathe.tasks import Task
@@ -116,8 +115,11 @@ def _with_weight_tensors(node: Any) -> Any:
 def make_net(model: dict[str, Any]) -> nn.Module:
     """Build the net of the group `model`, with the initial weights of `model.init`."""
     net: nn.Module = instantiate_as(model["net"], "model.net", nn.Module)
-    with under("model"):
-        apply_init(net, model.get("init"))
+    if model.get("init") is not None:
+        from lathe.nets.init import apply_init
+
+        with under("model"):
+            apply_init(net, model["init"])
     return net
 
 

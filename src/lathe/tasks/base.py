@@ -34,9 +34,7 @@ LIBRARIES = (f"{__name__.partition('.')[0]}.", "torch.", "lightning.")
 
 
 def stacked(loss: Tensor, others: Iterable[Tensor], count: Tensor | int) -> Tensor:
-    """Return what `Task.reduce` returns: the summed loss, other sums and the count, in float32 (float64 for such a
-    loss).
-    """
+    """Return what `Task.reduce` returns, in float32 at least: the summed loss, other sums and the count."""
     dtype = torch.promote_types(loss.dtype, torch.float32)
     number = count if isinstance(count, Tensor) else torch.full_like(loss, count, dtype=dtype)
     return torch.stack([value.to(dtype) for value in (loss.detach().to(dtype) * number, *others, number)])
@@ -153,25 +151,21 @@ class Task(LightningModule):
         raise NotImplementedError
 
     def reduce(self, outputs: Any, batch: Any, loss: Tensor) -> Tensor:
-        """Return sums over the batch of each of `metrics`, and the number of counted samples: [len(metrics) + 1],
-        detached.
-
-        `loss` is the mean over the counted samples.
+        """Return detached sums over the batch of each of `metrics`, and the number of counted samples, over which
+        `loss` is the mean: [len(metrics) + 1].
         """
         raise NotImplementedError
 
     def reduce_later(self, outputs: Any, batch: Any) -> Any:
         """Return what `reduce_several` needs of a training batch, such as its targets; None to sum it now.
 
-        The sums of a small batch cost as much as a small net's step. Do not return inputs: they would stay in memory.
+        The sums of a small batch cost as much as a small net's step.
         """
         return None
 
     def reduce_several(self, deferred: list[tuple[Any, Any, Tensor]]) -> Any:
-        """Return the sums of several batches, as a float array [batches, len(metrics) + 1].
-
-        Args:
-            deferred: (outputs, return value of `reduce_later`, loss) of each, of equal shapes on the CPU.
+        """Return the sums of several batches [batches, len(metrics) + 1]: of outputs, return value of `reduce_later`
+        and loss of each, of equal shapes on the CPU.
         """
         raise NotImplementedError
 
@@ -363,9 +357,7 @@ class Task(LightningModule):
     # Reports: of logged steps, of groups of steps (`lathe.trainer.multi_step`), and of epochs.
 
     def configure_callbacks(self) -> list[Any]:
-        """Return none; in the first hook that knows the metrics, keep Lightning from advising `sync_dist` for them:
-        sums of all ranks are added already.
-        """
+        """Return none, and keep Lightning from advising `sync_dist` for metrics whose sums are of all ranks already."""
         names = "|".join(map(re.escape, self.metric_names))
         warnings.filterwarnings("ignore", message=rf".*recommended to use `self\.log\('({names})', .*sync_dist=True")
         return []
@@ -379,7 +371,7 @@ class Task(LightningModule):
 
     def _log_step(self) -> None:
         """Log the mean since the last logged step, every `trainer.log_every_n_steps` optimizer steps."""
-        trainer = self.trainer
+        trainer: Any = self.trainer
         step, interval = trainer.global_step, trainer.log_every_n_steps
         if step > 0 and reached(trainer, interval) and step != self._logged_step and self._has_training_sums:
             self._logged_step = step
@@ -441,9 +433,7 @@ class Task(LightningModule):
         return {f"{split}/{name}": value for name, value in values.items()}
 
     def _log_exact(self, means: dict[str, float], logger: bool | None = None) -> None:
-        """Log metrics for callbacks and the progress bar; with `logger=None` also for the loggers, and in what
-        `validate` and `test` return.
-        """
+        """Log metrics for callbacks and the progress bar; with `logger=None` also for what `test` returns."""
         exact = {name: torch.tensor(value, dtype=torch.float64) for name, value in means.items()}
         self.log_dict(exact, logger=logger, prog_bar=not self.trainer.testing, rank_zero_only=False)
 
@@ -459,13 +449,10 @@ class Task(LightningModule):
         return make_optimizers(self, self._make_optimizer, self._make_scheduler)
 
     def optimizer_over(self, net: nn.Module, kernels: Mapping[str, Any] | None) -> Optimizer:
-        """Return an optimizer like the run's over another net, with these values of `fused` and `foreach`; None takes
-        the fastest.
-        """
+        """Return an optimizer like the run's over another net, with these `fused` and `foreach`; None: the fastest."""
         factory = factory_of(self._make_optimizer)
         factory = with_kernels(factory, net.parameters(), False)[0] if kernels is None else partial(factory, **kernels)
-        optimizer: Optimizer = factory(net)
-        return optimizer
+        return factory(net)
 
     def own_hook(self) -> str | None:
         """Describe a user's hook on one of the modules or parameters; None if there is none."""
@@ -579,9 +566,7 @@ class Task(LightningModule):
 
 
 def gather_logs(trainer: Trainer, module: LightningModule) -> list[dict[str, Any]]:
-    """Return what `self.log` was given and has not reported yet, of each rank, after writing what is due; a
-    collective.
-    """
+    """Write what `self.log` has due, and return what it has not reported yet, of each rank; a collective."""
     connector: Any = trainer._logger_connector
     if trainer.state.fn != "fit" or not hasattr(connector, "flush"):  # Lightning's own Trainer
         return []
@@ -590,9 +575,7 @@ def gather_logs(trainer: Trainer, module: LightningModule) -> list[dict[str, Any
 
 
 def restore_logs(saved: list[dict[str, Any]], trainer: Trainer, module: LightningModule) -> None:
-    """Restore this rank's part of `gather_logs`. States of torchmetrics are lost with another number of ranks, with a
-    warning.
-    """
+    """Restore this rank's part of `gather_logs`; warn where another number of ranks loses states of torchmetrics."""
     connector: Any = trainer._logger_connector
     if not hasattr(connector, "restore"):
         return

@@ -24,9 +24,6 @@ def check_checkpoint(checkpoint: Mapping[str, Any], mappings: bool = False) -> N
 
     Args:
         mappings: accept every mapping, as the writers of sharded strategies make dicts of them.
-
-    Raises:
-        UserError: with the place of the first value that could not be read again.
     """
     unreadable = _find_unreadable(checkpoint, "", mappings, set())
     if unreadable is not None:

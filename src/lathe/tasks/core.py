@@ -16,11 +16,7 @@ EXAMPLE = "example.pt"  # in a run directory: the core's arguments in the first 
 
 
 def find_core(module: nn.Module, name: str | None) -> str:
-    """Return the name of the submodule that is the core: `name`, else the only child with parameters, else "".
-
-    Raises:
-        UserError: there is no submodule `name`.
-    """
+    """Return the name of the submodule that is the core: `name`, else the only child with parameters, else ""."""
     children = [child for child, part in module.named_children() if any(True for _ in part.parameters())]
     if name is None:
         return children[0] if len(children) == 1 else ""
@@ -60,10 +56,6 @@ def record_calls(task: nn.Module, batches: Iterable[Any], limit: int = 1, split:
     For Lathe's tasks these are the net's input. A LightningModule's `validation_step`, in eval mode and without
     gradients, runs on each batch until it calls the core; `training_step` does where that is missing, or with
     split="train". `self.log` and optimizers do nothing meanwhile; random states and modes are restored.
-
-    Raises:
-        UserError: the step fails before it calls the core, does not call it, or passes something other than tensors
-            and plain values.
     """
     given = vars(task).get("lathe_task", task)
     if isinstance(given, Task) and given.driven is given:

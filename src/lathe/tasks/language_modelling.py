@@ -104,5 +104,4 @@ class LanguageModellingTask(Task):
     @staticmethod
     def _count(batch: Any) -> Tensor:
         """Return the divisor of the summed loss: 0-dim, 1 without counted targets, for a loss of 0 instead of NaN."""
-        count: Tensor = batch[2] if len(batch) > 2 else (batch[1] != IGNORE).sum().clamp(min=1)
-        return count
+        return batch[2] if len(batch) > 2 else (batch[1] != IGNORE).sum().clamp(min=1)

@@ -152,11 +152,7 @@ class LogCheckpoint(Callback):
     """Save what a user's LightningModule has logged and not yet reported, as a task's own hooks do, and its attributes
     that are optimizers or schedulers and that `configure_optimizers` does not return.
 
-    Args:
-        parameters: names of the module's parameters without a Trainer, as in a loaded module.
-
-    Raises:
-        UserError: it trains others, or has a schedule that ends before the run.
+    `parameters` are the names of the module's parameters without a Trainer, as in a loaded module.
     """
 
     def __init__(self, parameters: Sequence[str]) -> None:
@@ -179,11 +175,6 @@ class LogCheckpoint(Callback):
             f"model.net: {name_of(pl_module)} creates {later} in setup(), which is not called to load a run. Create it "
             "in __init__ or configure_model.",
         )
-
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        step = f"model.net: {name_of(pl_module)}.training_step returns"
-        require(loss.numel() == 1, f"{step} a tensor {list(loss.shape)}, expected a scalar: take its mean.")
-        require(loss.requires_grad, f"{step} a loss without a gradient: compute it from the net's outputs, undetached.")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         synchronise_module(trainer, pl_module)
@@ -308,9 +299,6 @@ def synchronise_module(trainer: Trainer, module: LightningModule) -> None:
     """Make ranks of a user's LightningModule agree: schedulers that wait for a metric step by rank 0's, since without
     `sync_dist` each rank has its own; and `all_gather` refuses tensors of unequal shapes in evaluation, where ranks'
     last batches may differ by one sample, instead of aborting in torch.
-
-    Raises:
-        UserError: when ranks gather tensors of unequal shapes.
     """
     if trainer.world_size == 1 or "all_gather" in vars(module):
         return

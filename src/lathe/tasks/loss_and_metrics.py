@@ -20,7 +20,6 @@ from lathe.errors import ArgumentError, UserError, did_you_mean, user_location
 from lathe.tasks.base import SPLITS, gather_objects, load_metric_state, metric_state
 
 CALL_ERRORS = (TypeError, ValueError, RuntimeError, IndexError, NotImplementedError)  # of wrong shapes and types
-PREFIXES = {"classes": "Multiclass", "labels": "Multilabel"}  # of torchmetrics, by what a task predicts
 
 
 class Weighted(nn.Module):
@@ -38,15 +37,11 @@ class Weighted(nn.Module):
 class OwnLoss:
     """The terms of a loss, on the outputs' device and in their dtype. It is not a submodule of the task: what a loss
     holds, such as class weights, comes from the configuration and not from a checkpoint.
-
-    Raises:
-        ArgumentError: a term is not callable, or has trainable parameters, which no optimizer would update.
     """
 
     def __init__(self, given: Any) -> None:
         self.terms: dict[str, Any] = dict(given.items()) if isinstance(given, Mapping) else {"loss": given}
         self._place: tuple[torch.device, torch.dtype] | None = None
-        self._checked = False
         if not self.terms:
             raise ArgumentError("loss={}: expected a loss, or several by name.")
         for name, term in self.terms.items():
@@ -63,30 +58,12 @@ class OwnLoss:
                 )
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return the terms, each 0-dim.
-
-        Raises:
-            UserError: one raises or does not return a scalar, or is not finite in the first call with a gradient.
-        """
+        """Return the terms, each 0-dim."""
         self._move(outputs)
-        found = {name: self._term(name, outputs, targets) for name in self.terms}
-        if not self._checked and torch.is_grad_enabled():
-            self._checked = True
-            for name, value in found.items():
-                if not bool(torch.isfinite(value)):
-                    raise UserError(
-                        f"{self._key(name)} is {float(value)} at the first step, for outputs {shape(outputs)} from "
-                        f"{float(outputs.min()):.4g} to {float(outputs.max()):.4g}. Check the loss, the targets and "
-                        "the scale of the net's outputs."
-                    )
-        return found
+        return {name: self._term(name, outputs, targets) for name in self.terms}
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Try the terms on outputs like the net's and targets like the data's.
-
-        Raises:
-            UserError: one raises or does not return a scalar, or none depends on the outputs.
-        """
+        """Try the terms on outputs like the net's and targets like the data's; one has to depend on the outputs."""
         with torch.enable_grad():
             outputs = outputs.detach().requires_grad_()
             self._move(outputs)
@@ -134,11 +111,7 @@ class OwnLoss:
 
 
 def chosen(given: Any, known: Sequence[str]) -> tuple[list[str], dict[str, Metric]]:
-    """Return what `metrics` asks for: names of `known`, and torchmetrics by name.
-
-    Raises:
-        ArgumentError: an unknown name, a name used twice, or an object that is not a torchmetric.
-    """
+    """Return what `metrics` asks for: names of `known`, and torchmetrics by name."""
     if isinstance(given, (str, Metric)) or not isinstance(given, (Mapping, Sequence)):
         raise ArgumentError(f"metrics={named(given)}: expected a list of names and torchmetrics, or these by name.")
 
@@ -210,11 +183,7 @@ class Meters(nn.Module):
 
     @torch.no_grad()
     def update(self, split: str, predictions: Tensor, targets: Tensor) -> None:
-        """Add a batch, whose rows all count.
-
-        Raises:
-            UserError: a metric does not accept it.
-        """
+        """Add a batch, whose rows all count."""
         if not len(targets):
             return
         for name, metric, binary in zip(self.names, self._of(split), self._binary, strict=True):
@@ -232,11 +201,7 @@ class Meters(nn.Module):
 
     @torch.no_grad()
     def take(self, split: str, trainer: Trainer | None = None) -> dict[str, float]:
-        """Return the metrics of a split over all processes, if it had samples, and reset them; a collective.
-
-        Raises:
-            UserError: a metric can't be computed, or is not a scalar.
-        """
+        """Return the metrics of a split over all processes, if it had samples, and reset them; a collective."""
         metrics = self._of(split)
         if trainer is not None and trainer.world_size > 1:
             _merge(metrics, trainer)
@@ -255,27 +220,8 @@ class Meters(nn.Module):
             metric.reset()
         return found
 
-    def check_kinds(self, predicts: str, width: int) -> None:
-        """Raise UserError for a metric of another kind than the task's `width` classes or labels."""
-        prefix = PREFIXES.get(predicts)
-        if prefix is None:
-            return
-        for name, metric in zip(self.names, self._of("train"), strict=True):
-            kind = type(metric).__name__
-            given = next((one for one in ("Binary", *PREFIXES.values()) if kind.startswith(one)), prefix)
-            if given == prefix or (given == "Binary" and (predicts == "labels" or width == 2)):
-                continue
-            raise UserError(
-                f"task.metrics.{name}: {kind} does not fit {width} {predicts}. Use torchmetrics.classification."
-                f"{prefix}{kind.removeprefix(given)}."
-            )
-
     def check(self, predictions: Tensor, targets: Tensor) -> None:
-        """Try the metrics on predictions and targets like the task's.
-
-        Raises:
-            UserError: one does not accept them, or does not return a scalar.
-        """
+        """Try the metrics on predictions and targets like the task's."""
         trial = self.fresh()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about these random samples

@@ -88,9 +88,7 @@ def plan_of(made: Any) -> Plan:
 
 
 def check_plan(made: Any, task: Any) -> None:
-    """Check the keys of `scheduler` with its signature, try torch's own schedulers for a few steps, and compare its
-    metric with those that `task` reports.
-    """
+    """Check a scheduler's keys and metric; try torch's own schedulers for a few steps."""
     plan = plan_of(made)
     factory: Any = plan.with_mode("min" if plan.mode == "auto" else plan.mode)
     function = getattr(factory, "func", factory)
@@ -122,10 +120,7 @@ def check_plan(made: Any, task: Any) -> None:
 
 
 def build_scheduler(factory: Callable[..., Any], optimizer: Optimizer, total_steps: int | None) -> LRScheduler:
-    """Return the scheduler that `factory` makes; it gets `total_steps` if it `wants_length`.
-
-    Raises ArgumentError if it refuses its arguments, is not a scheduler, or gives groups of different rates one rate.
-    """
+    """Return the scheduler that `factory` makes; it gets `total_steps` if it `wants_length`."""
 
     def ratios() -> list[float]:
         rates = [float(group["lr"]) for group in optimizer.param_groups]
@@ -242,10 +237,6 @@ def _with_fused(task: Any, factory: Any) -> Any:
 def make_scheduler(made: Any, optimizer: Optimizer, task: Any) -> dict[str, Any]:
     """Return Lightning's mapping of the scheduler that `made` makes, planned for the run's steps or epochs, or for each
     of the equal parts of a run that repeats its schedule (`task.schedule_repeats`).
-
-    Raises:
-        UserError: the scheduler plans for an end, and the run has none, or no steps; or a repeated schedule does not
-            count optimizer steps.
     """
     trainer, plan = task.trainer, plan_of(made)
     if task.schedule_repeats > 1 and not plan.plain:

@@ -28,9 +28,6 @@ class SupervisedTask(Task):
         metrics: what is reported in addition to the loss: names of `known`, which are sums on the device, and
             torchmetrics, as a list or by name; None is the task's own. The first is monitored, unless the task's own
             monitor is listed.
-
-    Raises:
-        ArgumentError: an unknown initialisation, loss or metric.
     """
 
     known: tuple[str, ...] = ()
@@ -88,19 +85,12 @@ class SupervisedTask(Task):
 
     @torch.no_grad()
     def check_facts(self, facts: Mapping[str, Any]) -> None:
-        """Run the net on one empty image, and try loss and metrics on outputs like these.
-
-        Raises:
-            UserError: they do not fit.
-        """
+        """Run the net on one empty image, and try loss and metrics on outputs like these."""
         sizes, outputs = _image_size(facts), None
         with suppress(Exception), evaluated(self.net):  # a net for other images: the first batch raises
             outputs = self.net(torch.zeros(1, *sizes)) if sizes else None
         outputs = outputs if isinstance(outputs, Tensor) else None
         self.check_outputs(outputs, facts)
-        width = facts.get("num_classes") if outputs is None else outputs.shape[-1]
-        if self.meters is not None and isinstance(width, int):
-            self.meters.check_kinds(self.predicts, width)
         if outputs is None or outputs.dim() != 2 or (self._loss is None and self.meters is None):
             return
         trial = torch.randn(
@@ -113,11 +103,7 @@ class SupervisedTask(Task):
             self.meters.check(*self.scored(trial, (None, targets)))
 
     def take_logits(self, facts: Mapping[str, Any], train: bool) -> None:
-        """Reduce the net's outputs to logits, if a copy of it returns more than a tensor for two empty images.
-
-        Raises:
-            UserError: it is not clear which tensor the logits are.
-        """
+        """Reduce the net's outputs to logits, if a copy of it returns more than a tensor for two empty images."""
         sizes = _image_size(facts)
         for mode in (False, True)[: 1 + train] if sizes and self.takes_pairs else ():
             answer: Any = torch.empty(0)

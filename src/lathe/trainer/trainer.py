@@ -108,11 +108,7 @@ class FitLoop(_FitLoop):
         loop.plateau_state = None
 
     def advance(self) -> None:
-        """Train on an epoch; ask a loader without a batch again, as some reset only when read beyond their end.
-
-        Raises:
-            UserError: the epoch has no batch, such as a generator's second one.
-        """
+        """Train on an epoch; ask a loader without a batch again, as some reset only when read beyond their end."""
         super().advance()
         seen = self.epoch_loop.batch_progress.current
         if seen.ready == 0:

@@ -63,7 +63,13 @@ class DryRun:
         )
         initialise(cfg, task)
         prepare_model(cfg, task, trainer)
-        _leave_out_callbacks(task.driven)
+        configure, module = task.driven.configure_callbacks, task.driven
+
+        def without_callbacks() -> list[Callback]:
+            configure()  # what it returns would write checkpoints or stop
+            return []
+
+        module.configure_callbacks = without_callbacks  # type: ignore[method-assign]
         with explain_lightning_errors(trainer, lambda: bounds.batches > 0):
             trainer.fit(task.driven, datamodule=self.data)
         bounds.check_batches()
@@ -76,17 +82,6 @@ def learning_rates(optimizer: Optimizer) -> list[float]:
     """
     groups = [group for group in optimizer.param_groups if "lr" in group]
     return [float(group.get("max_lr", group.get("initial_lr", group["lr"]))) for group in groups]
-
-
-def _leave_out_callbacks(module: LightningModule) -> None:
-    """Let Lightning call the module's configure_callbacks but attach none, which would write checkpoints or stop."""
-    configure = module.configure_callbacks
-
-    def none() -> list[Callback]:
-        configure()
-        return []
-
-    module.configure_callbacks = none  # type: ignore[method-assign]
 
 
 class StepBounds(Callback):

@@ -113,20 +113,6 @@ class RunStart(Callback):
         if self.begun:
             return
         self.begun = True
-        self._log_facts(trainer)
-        if trainer.is_global_zero:
-            self._save_class_names(getattr(trainer.datamodule, "class_names", None))  # type: ignore[attr-defined]
-            log_dir = Path(self.cfg["paths"]["log_dir"])
-            has_checkpoints = trainer.checkpoint_callbacks and not trainer.fast_dev_run  # type: ignore[attr-defined]
-            if has_checkpoints and log_dir.resolve() == self.run.path.resolve().parent.parent:  # not in a copied run
-                point_latest(log_dir, self.run.path)
-            if self.cfg["trainer"].get("accelerator") == "auto":
-                print(describe_device(trainer), flush=True)
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self.interrupted = isinstance(exception, KeyboardInterrupt)
-
-    def _log_facts(self, trainer: Trainer) -> None:
         facts, tags = run_facts(flatten(self.cfg)), self.cfg.get("tags") or []
         compression = ",".join(methods(self.cfg.get("compression") or {}))  # Hydra does not record choices of a list
         choices = {"compression": compression or None} | self.run.environment.get("choices", {})
@@ -136,12 +122,20 @@ class RunStart(Callback):
                 logger.begin()
             else:
                 loggers.log_facts(logger, facts, main, tags, self.first_step, self.monitor)
+        if trainer.is_global_zero:
+            names = getattr(trainer.datamodule, "class_names", None)  # type: ignore[attr-defined]
+            data = self.cfg["data"]
+            if names and "class_names" in data and data["class_names"] is None:  # prediction and serving read them
+                self.run.save_config({**self.cfg, "data": {**data, "class_names": list(names)}})
+            log_dir = Path(self.cfg["paths"]["log_dir"])
+            has_checkpoints = trainer.checkpoint_callbacks and not trainer.fast_dev_run  # type: ignore[attr-defined]
+            if has_checkpoints and log_dir.resolve() == self.run.path.resolve().parent.parent:  # not in a copied run
+                point_latest(log_dir, self.run.path)
+            if self.cfg["trainer"].get("accelerator") == "auto":
+                print(describe_device(trainer), flush=True)
 
-    def _save_class_names(self, names: list[str] | None) -> None:
-        """Save class names that came with the data in config.yaml, where prediction and serving read them."""
-        data = self.cfg["data"]
-        if names and "class_names" in data and data["class_names"] is None:
-            self.run.save_config({**self.cfg, "data": {**data, "class_names": list(names)}})
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.interrupted = isinstance(exception, KeyboardInterrupt)
 
 
 @contextmanager

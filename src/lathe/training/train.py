@@ -6,8 +6,7 @@ Read `train` from top to bottom. Each function that it calls builds one thing fr
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningDataModule, seed_everything
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch import seed_everything
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lathe.callbacks import WallTime, skip_empty_hooks
@@ -59,7 +58,10 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
         # start is the last: training has begun when no other callback has raised
         callbacks = [*make_callbacks(cfg, task), *([report] if report else []), wall_time, start]
         start.given = callbacks
-        check(cfg, data, task, callbacks)
+        task.check_run(cfg)
+        check_loaders(cfg, data, task.driven)
+        check_metric_names(cfg, task, callbacks)
+        task.check_facts(cfg["data"])
         to_double(task, cfg)
         skip_empty_hooks(callbacks)
         trainer = make_trainer(cfg, run.path, callbacks, loggers)
@@ -94,14 +96,6 @@ def initialise(cfg: dict[str, Any], task: Task) -> Path | None:
     from lathe.training import weight_loading
 
     return weight_loading.initialise(cfg, task)
-
-
-def check(cfg: dict[str, Any], data: LightningDataModule, task: Task, callbacks: list[Callback]) -> None:
-    """Raise UserError if data, task and callbacks don't work together."""
-    task.check_run(cfg)
-    check_loaders(cfg, data, task.driven)
-    check_metric_names(cfg, task, callbacks)
-    task.check_facts(cfg["data"])
 
 
 def warn_no_checkpoints(cfg: dict[str, Any], trainer: Trainer) -> None:

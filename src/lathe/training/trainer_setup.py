@@ -126,7 +126,12 @@ def _with_metric(name: str, node: Any, checkpoint: Any, task: Task) -> Any:
     monitor, mode = node.get("monitor"), node.get("mode")
     if monitor == "auto":
         is_named = isinstance(checkpoint, dict) and checkpoint.get("monitor") not in ("auto", None)
-        monitor = checkpoint["monitor"] if is_named else _task_monitor(name, node, task)
+        monitor = checkpoint["monitor"] if is_named else task.monitor or None
+        if monitor is None:  # for the checkpoint callback of a task that declares no metrics
+            start = f"callbacks.{name}.monitor=auto: {type(task.driven).__name__} declares no metrics"
+            is_checkpoint = canonical(str(node.get("_target_"))) == "lathe.callbacks.Checkpoint"
+            require(is_checkpoint, f"{start}. Name one: callbacks.{name}.monitor=val_loss callbacks.{name}.mode=min.")
+            rank_zero_only(print)(f"{start}, so best.ckpt is the last epoch.")
         mode = checkpoint.get("mode", "auto") if is_named and mode == "auto" else mode
         node = {**node, "monitor": monitor}
     if mode == "auto":
@@ -139,17 +144,6 @@ def _with_metric(name: str, node: Any, checkpoint: Any, task: Task) -> Any:
         )
         mode = "min" if metric in task.minimised else "max"
     return node if mode is None else {**node, "mode": mode}
-
-
-def _task_monitor(name: str, node: dict[str, Any], task: Task) -> str | None:
-    """Return the task's metric; None for the checkpoint callback of a task that declares no metrics."""
-    if task.monitor:
-        return task.monitor
-    start = f"callbacks.{name}.monitor=auto: {type(task.driven).__name__} declares no metrics"
-    is_checkpoint = canonical(str(node.get("_target_"))) == "lathe.callbacks.Checkpoint"
-    require(is_checkpoint, f"{start}. Name one: callbacks.{name}.monitor=val_loss callbacks.{name}.mode=min.")
-    rank_zero_only(print)(f"{start}, so best.ckpt is the last epoch.")
-    return None
 
 
 def make_methods(cfg: dict[str, Any]) -> list[Compression]:

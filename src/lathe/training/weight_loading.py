@@ -14,6 +14,7 @@ from lathe.compression.structure import apply_structure, structure_of
 from lathe.config.compression_plan import methods
 from lathe.errors import UserError, refuse, require, uninstalled
 from lathe.files import sha256
+from lathe.nets.init import describe_loaded
 from lathe.runs.checkpoints import plain_tensor, read_checkpoint, read_plain, restore
 from lathe.runs.rundir import open_run
 from lathe.tasks import Task
@@ -175,13 +176,8 @@ def load_matching(net: nn.Module, weights: Mapping[str, Tensor], key: str) -> li
         for name in weights
         if name in own and name not in matching
     ]
-    groups = {
-        "Not in the file, so as they were made": [name for name in own if name not in weights],
-        "Of another shape, so as they were made": shapes,
-        "In the file alone": [name for name in weights if name not in own],
-    }
-    lines = [f"{title}: {', '.join(names)}." for title, names in groups.items() if names]
-    return [f"{key}: {len(matching)} of {len(own)} weights are taken.", *lines]
+    absent, extra = [name for name in own if name not in weights], [name for name in weights if name not in own]
+    return describe_loaded(f"{key}: {len(matching)} of {len(own)} weights are taken.", absent, shapes, extra)
 
 
 def load_pretrained(net: nn.Module, model: Mapping[str, Any]) -> list[str]:
