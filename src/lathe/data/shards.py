@@ -220,11 +220,7 @@ class ShardLoader(StreamLoader):
 class ShardDataModule(ImageDataModule):
     """`ImageDataModule` over a source of shards.
 
-    Args:
-        source: of shards.
-        window: shards whose samples are shuffled together in training.
-        settings: as in `ImageDataModule`; `loader` "workers" streams, "resident" reads all shards into memory, in the
-            order of data in memory.
+    The arguments are the keys of configs/data/shards.yaml, which describes them.
     """
 
     source: Shards
@@ -252,13 +248,7 @@ class ShardDataModule(ImageDataModule):
 class FolderSamples:
     """Image files of class folders (`lathe.data.image_folder`), read one at a time.
 
-    Args:
-        folder: `<folder>/<class>/*`, or `<folder>/<split>/<class>/*`.
-        channels: 1 for grey, 3 for RGB.
-        image_size: side in pixels of the scaled central square; None for images that have one size.
-        val_size: validation images, drawn from train, stratified, if the folder has no such split.
-        test_size: the same for the test.
-        split_seed: of the split.
+    The arguments are those of `images` in configs/make_shards.yaml, which describes them.
     """
 
     def __init__(

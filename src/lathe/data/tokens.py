@@ -220,12 +220,8 @@ def plan_buckets(lengths: Ints, max_tokens: int, max_batch_size: int, growth: fl
     A bucket has lengths down to its longest divided by `growth`, and then shorter samples until its batches are full,
     so only the very last batch can be smaller.
 
-    Args:
-        lengths: of each sample, at least 1; int64 [samples].
-        max_tokens: at least the longest sample, rounded up.
-        max_batch_size: most samples of a batch.
-        growth: at least 1; infinity for a single bucket.
-        multiple: padded lengths are rounded up to a multiple of this.
+    `lengths` int64 [samples]; `growth` is at least 1, infinity for a single bucket; padded lengths are rounded up to a
+    `multiple`.
     """
     order = np.argsort(-lengths, kind="stable")
     falling = lengths[order]
