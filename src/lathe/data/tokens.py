@@ -357,7 +357,7 @@ class DocumentDataModule(ExactDataModule[Documents]):
         """Return the documents of all splits, checked; `cut_tokens` counts the tokens that `long=cut` removed."""
         splits = load_tokens(self.source, self.vocab_size)
         source: Any = self.source  # token files have the token that ends a document in `meta`, other sources as `end`
-        end = source.end if hasattr(source, "end") else getattr(source, "meta", {}).get("end")
+        end: Any = source.end if hasattr(source, "end") else getattr(source, "meta", {}).get("end")
         kind = type(source).__name__
         require(end is not None, f"data.source={kind} has no end, the token that ends a document.")
         fitted = {}
