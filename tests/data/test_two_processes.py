@@ -1,7 +1,7 @@
 """Two processes have the losses of one: datasets, iterable ones, plain data modules and documents, in one start.
 
-Where each rank keeps its own loader on request, an IterableDataset gives both the same batches, and so the losses of one
-process too.
+Where each rank keeps its own loader on request, an IterableDataset gives both the same batches, and so the losses of
+one process too.
 """
 
 import os
