@@ -135,14 +135,15 @@ PIECE = 2**20  # bytes that are read or encoded at a time
 
 def find_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     """Return files below `folder` with one of the suffixes, in any case, sorted; hidden ones are left out."""
-    require(folder.is_dir(), f"input={folder} is not a folder: name one with text files.")
     wanted = {"." + suffix.lower().lstrip(".") for suffix in suffixes}
     inside = [
         path.relative_to(folder) for path in folder.rglob("*") if path.suffix.lower() in wanted and path.is_file()
     ]
     shown = [path for path in inside if not any(part.startswith(".") for part in path.parts)]
     endings = " or ".join(sorted(wanted))
-    require(bool(shown), f"input={folder} has no file that ends in {endings}: give others by suffixes=[.txt,.tex].")
+    require(
+        bool(shown), f"input={folder} has no files that end in {endings}: name a folder that has, or suffixes=[.tex]."
+    )
     return [folder / path for path in sorted(shown, key=Path.as_posix)]
 
 
