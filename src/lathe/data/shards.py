@@ -63,13 +63,11 @@ def decode(data: bytes, channels: int | None = None) -> Images:
     return pixels
 
 
-def read_index(folder: Path, key: str) -> dict[str, Any]:
-    """Return the contents of index.json; `key` is the configuration's key of the folder."""
+def read_index(folder: Path) -> dict[str, Any]:
+    """Return the contents of index.json."""
     path = folder / INDEX
-    require(
-        path.is_file(),
-        f"{key}={folder} holds no shards, as it has no {INDEX}: write them with {HOW} output={folder.name}.",
-    )
+    lacks = f"data.source.name={folder} holds no shards, as it has no {INDEX}"
+    require(path.is_file(), f"{lacks}: write them with {HOW} output={folder.name}.")
     try:
         index: dict[str, Any] = json.loads(path.read_bytes())
         check_class_names(index.get("class_names"), index["num_classes"])
@@ -145,7 +143,7 @@ class Shards:
     @cached_property
     def index(self) -> dict[str, Any]:
         """The contents of index.json."""
-        return read_index(self.folder, "data.source.name")
+        return read_index(self.folder)
 
     @property
     def num_classes(self) -> int:
