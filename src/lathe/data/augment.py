@@ -362,9 +362,6 @@ def recipe(augment: Any, shape: tuple[int, int, int] | None = None) -> Recipe:
     """Return the recipe of `data.augment`: None, `Augment`, a list of transforms and functions, or one.
 
     `shape` is channels, height and width, if known.
-
-    Raises:
-        ArgumentError: an item is not a transform, is misplaced, or does not fit the shape.
     """
     if isinstance(augment, Recipe):
         return augment
@@ -451,13 +448,9 @@ def check_folded(found: Recipe) -> None:
 
 
 def try_out(recipe: Recipe, shape: tuple[int, int, int], device: torch.device | None = None) -> None:
-    """Run `data.augment` on a few noise images, and check that user functions are reproducible.
+    """Check on a few noise images that a user's functions keep shape and scale, and depend on image and `rng` alone.
 
     The global generators are restored.
-
-    Raises:
-        UserError: a function fails, draws from other generators than its `rng`, returns NaN, another shape or scale, or
-            depends on other images of the batch.
     """
     if not any(isinstance(step, Called) for step in recipe.steps):
         return

@@ -300,10 +300,6 @@ def write_shards(
         encoding: "png" (lossless; 1 or 3 channels) or "npy" (raw pixels: larger, and faster to read).
         overwrite: whether to replace existing shards.
         class_names: in the order of the classes, for training; None for none.
-
-    Raises:
-        UserError: `output` exists, webdataset is missing, images differ in shape or can't be encoded, or a split is
-            empty.
     """
     if output.exists() and not (overwrite and (output / INDEX).is_file()):
         way = "name another folder, or replace it with overwrite=true"

@@ -217,11 +217,7 @@ def split_of(document: bytes, seed: int, val_share: float, test_share: float) ->
 
 
 def prepare(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Write the token files of `cfg` (configs/prepare_tokens.yaml), all or nothing; return meta.json.
-
-    Raises:
-        UserError: there is nothing to train on, no text, an existing output, or a split without documents.
-    """
+    """Write the token files of `cfg` (configs/prepare_tokens.yaml), all or nothing; return meta.json."""
     val, test = cfg["val_share"], cfg["test_share"]
     require(val + test < 1, f"val_share={val} and test_share={test} leave nothing to train on: choose less.")
     folder, output = Path(cfg["input"]), Path(cfg["paths"]["data_dir"]) / cfg["output"]
