@@ -79,8 +79,6 @@ def test_split_loaders_hold_their_samples_once_unaugmented() -> None:
 @pytest.mark.parametrize(
     ("wrong", "names"),
     [
-        ({"num_classes": 3}, r"data\.num_classes=3.*set data\.num_classes=2"),
-        ({"channels": 3, "mean": [0.0] * 3, "std": [1.0] * 3}, r"data\.channels=3.*set data\.channels=1"),
         ({"batch_size": 21}, r"data\.batch_size=21 .*20 training samples"),
         ({"normalize": "folded", "loader": "workers"}, r"data\.normalize=folded"),
     ],

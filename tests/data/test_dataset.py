@@ -4,7 +4,7 @@ import random
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from multiprocessing import active_children
 from pathlib import Path
@@ -41,6 +41,7 @@ from lathe.training.train import train
 __all__ = ["interruption"]  # a fixture
 FACTS = {"num_classes": 2, "channels": 1, "image_size": 4}
 HELD_OUT: dict[str, Any] = {"val": Pictures(20), "test": Pictures(20)}
+STREAM: dict[str, Any] = {"samples": 80, **HELD_OUT}
 
 
 def module(train: Any, replicas: int = 1, rank: int = 0, **settings: Any) -> DatasetDataModule:
@@ -292,10 +293,6 @@ class Halves:
         return x / 2
 
 
-def batches(data: DatasetDataModule, split: str) -> Iterator[Any]:
-    return iter(data.train_dataloader() if split == "train" else data.val_dataloader())
-
-
 @pytest.mark.parametrize(
     ("split", "data", "workers"),
     [
@@ -305,8 +302,9 @@ def batches(data: DatasetDataModule, split: str) -> Iterator[Any]:
     ],
 )
 def test_an_item_that_can_not_be_read_is_named(split: str, data: dict[str, Any], workers: int) -> None:
+    own = module(**data, num_workers=workers, batch_size=1, val_share=0.2, test_share=0.02)
     with pytest.raises((OSError, ValueError)) as caught:
-        list(batches(module(**data, num_workers=workers, batch_size=1, val_share=0.2, test_share=0.02), split))
+        list(own.train_dataloader() if split == "train" else own.val_dataloader())
     lines = str(explain_user_code(caught.value)).splitlines()
     assert lines[0].startswith(f"{type(caught.value).__name__}: ")
     assert f"while reading data.{split}: item {BAD}" in lines
@@ -324,19 +322,15 @@ def test_one_that_is_not_finite_is_named_where_it_stops_the_run(tmp_path: Any) -
 # data=dataset with an iterable dataset: in its own order, on any number of devices, resumed.
 
 
-def iterable_module(dataset: Any, **settings: Any) -> DatasetDataModule:
-    return DatasetDataModule(dataset, **{"batch_size": 16, "samples": 80, **HELD_OUT, **settings})
-
-
 def test_samples_come_in_their_own_order_and_draw_by_epoch_and_sample() -> None:
     flow = Stateful()
-    loader = iterable_module(flow).train_dataloader()
+    loader = module(flow, **STREAM).train_dataloader()
     first, second = ([x for x, _ in loader] for _ in range(2))
     assert len(loader) == len(first) == len(second) == 5
     assert flow.epochs == [0, 1]
     assert torch.allclose(torch.cat(first), flow.x[:80], atol=0.6)
     assert not torch.equal(first[0], second[0])
-    again = iterable_module(Stateful(), batch_size=8).train_dataloader()
+    again = module(Stateful(), **STREAM, batch_size=8).train_dataloader()
     assert torch.equal(torch.cat([x for x, _ in again]), torch.cat(first))
 
 
@@ -344,7 +338,7 @@ def test_samples_come_in_their_own_order_and_draw_by_epoch_and_sample() -> None:
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_ranks_divide_each_global_batch_and_resume_in_it(kind: Any, replicas: int) -> None:
     """A dataset without a state is read again up to its place."""
-    given: dict[str, Any] = {"samples": 80, **HELD_OUT, "eval_batch_size": 10}
+    given: dict[str, Any] = STREAM | {"eval_batch_size": 10}
     whole = epochs(module(kind(), **given))
     evaluated = torch.cat([x for x, _ in module(Flow(), **{**given, "val": kind(23)}).val_dataloader()])
     parts, held_out = [], []
@@ -383,9 +377,9 @@ class Once(Flow):
 def test_an_iterator_warns_on_one_process_and_is_refused_on_several() -> None:
     told = r"data\.train: Once is its own iterator, which a continued run cannot read again"
     with pytest.warns(UserWarning, match=told):
-        module(Once(), samples=80, **HELD_OUT).train_dataloader()
+        module(Once(), **STREAM).train_dataloader()
     with pytest.raises(UserError, match=told):
-        module(Once(), 2, samples=80, **HELD_OUT).train_dataloader()
+        module(Once(), 2, **STREAM).train_dataloader()
 
 
 @pytest.mark.parametrize(
@@ -399,7 +393,7 @@ def test_an_iterator_warns_on_one_process_and_is_refused_on_several() -> None:
 )
 def test_settings_that_an_iterable_cannot_have_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        list(iterable_module(Stateful(90), **settings).train_dataloader())
+        list(module(Stateful(90), **(STREAM | settings)).train_dataloader())
 
 
 def stream_run(folder: Path, kind: str, *words: str) -> dict[str, Any]:
@@ -423,16 +417,12 @@ def test_an_interruption_in_an_epoch_of_an_iterable_changes_nothing(tmp_path: Pa
 # Warnings about classes that are missing in a split.
 
 
-def classes_module(train: Any, **settings: Any) -> DatasetDataModule:
-    return DatasetDataModule(train, **{"batch_size": 16, "seed": 3, **settings})
-
-
 @pytest.mark.parametrize("names", [None, ["cat", "dog", "newt"]])
 def test_of_a_dataset(names: list[str] | None) -> None:
     x, y = torch.randn(60, 1, 4, 4), torch.tensor([0, 1] * 29 + [2, 2])
     newt = "newt" if names else "class 2"
     with pytest.warns(UserWarning, match=rf"^data\.train: val has none of {newt}, and test has none of {newt}, so"):
-        classes_module(TensorDataset(x, y), num_classes=3, class_names=names).setup()
-    values = classes_module(TensorDataset(x, y))  # integers that need not be classes
+        module(TensorDataset(x, y), num_classes=3, class_names=names).setup()
+    values = module(TensorDataset(x, y))  # integers that need not be classes
     values.setup()
     assert str(values).startswith("DatasetDataModule(train: 48")

@@ -10,8 +10,7 @@ import pytest
 import torch
 from support.interruptions import Interruption, interruption, same, train_through
 from support.own_parts import Noisy, Table
-from support.ranks import on_ranks
-from support.runs import SMALL, column, new_run
+from support.runs import SMALL, new_run
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, get_worker_info
 
 from lathe.data.external import SharedLoader, share
@@ -174,23 +173,6 @@ def plain(folder: Path, kind: str = "noisy", *words: str) -> dict[str, Any]:
     cfg["data"] = {"_target_": "support.own_parts.Table", "kind": kind}
     cfg["optimizer"]["batch_size"] = None  # the value it resolves to for data that declare none
     return cfg
-
-
-def result_of(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
-    return train(cfg)
-
-
-@pytest.mark.filterwarnings("ignore:data. train_dataloader stays")
-@pytest.mark.filterwarnings("ignore:trainer.use_distributed_sampler=true. each of the 2 ranks")
-def test_each_rank_keeps_its_own_loader_on_request(tmp_path: Path) -> None:
-    """An IterableDataset gives both ranks the same batches here, so that two processes are one to the last digits."""
-    words = ("endless", "trainer.use_distributed_sampler=true", "trainer.limit_train_batches=5", "test=false")
-    one, two = plain(tmp_path / "one", *words), plain(tmp_path / "two", *words, "trainer.devices=2")
-    train(one)
-    on_ranks(result_of, two)
-    losses = [column(Path(cfg["paths"]["run_dir"]), "train/loss") for cfg in (one, two)]
-    assert len(losses[0]) == 10
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_an_interruption_in_an_epoch_changes_nothing(tmp_path: Path, interruption: Interruption) -> None:

@@ -48,17 +48,6 @@ def test_folded_normalisation_gives_the_same_bits(make: Make, augment: Augment |
     assert equal(list(make(**settings)), list(make(normalize="folded", **settings)))
 
 
-def test_real_workers_give_the_same_bits_and_an_undisturbed_state(make: Make) -> None:
-    resident = make(batch_size=12)
-    stream = make("workers", batch_size=12, num_workers=2, prefetch_factor=2, persistent_workers=True)
-    global_state = torch.get_rng_state()
-    for _ in range(2):
-        for ours, theirs in zip(resident, stream, strict=True):
-            assert equal([ours], [theirs])
-            assert resident.state_dict() == stream.state_dict()
-    assert torch.equal(global_state, torch.get_rng_state())
-
-
 @KINDS
 def test_batches_have_the_declared_form(make: Make, kind: str) -> None:
     x, y = next(iter(make(kind, batch_size=8, augment=Augment(crop=1))))

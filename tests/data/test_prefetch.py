@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from data.test_dataset import HELD_OUT, module
 from lightning.pytorch import LightningDataModule, LightningModule
-from support.own_datasets import Drawing, Pictures, Stateful, padded
+from support.own_datasets import Drawing, Stateful, padded
 
-from lathe.data import DatasetDataModule, transfer
+from lathe.data import transfer
 from lathe.data.augment import Augment
 from lathe.data.transfer import go_ahead, one_ahead, tell_no_effect
 
@@ -76,25 +77,12 @@ def test_the_position_counts_what_was_taken(make: Make, kind: str, limit: int | 
     assert again.state_dict() == plain[2][2]
 
 
-def given(module: Any, **settings: Any) -> Any:
-    root = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": 1, "rank": 0}, root_device=torch.device("cpu"))
-    length = {"limit_train_batches": 1.0, "overfit_batches": 0, "reload_dataloaders_every_n_epochs": 0}
-    parts = {"strategy": root, "lightning_module": LightningModule(), "datamodule": module}
-    module.trainer = SimpleNamespace(**parts, **length, **settings)
-    return module
-
-
-def dataset(train: Any = None, **settings: Any) -> Any:
-    return given(DatasetDataModule(train or Drawing(40), batch_size=8, seed=3, **settings))
-
-
 def test_what_draws_where_the_run_draws_is_not_made_ahead() -> None:
     """A resumed run would draw other numbers."""
-    assert not dataset(collate_fn=padded).train_dataloader().goes_ahead
-    assert not dataset(collate_fn=padded).val_dataloader().goes_ahead
-    assert dataset(collate_fn=padded, num_workers=1).train_dataloader().goes_ahead
-    parts = {"val": Pictures(8), "test": Pictures(8), "samples": 40}
-    assert not dataset(Stateful(40), **parts).train_dataloader().goes_ahead
+    assert not module(Drawing(40), collate_fn=padded).train_dataloader().goes_ahead
+    assert not module(Drawing(40), collate_fn=padded).val_dataloader().goes_ahead
+    assert module(Drawing(40), collate_fn=padded, num_workers=1).train_dataloader().goes_ahead
+    assert not module(Stateful(40), samples=40, **HELD_OUT).train_dataloader().goes_ahead
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_a_failure_leaves_nothing_and_keeps_what_was_there(corpus: Path, monkeyp
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"input": "nowhere"}, "input=nowhere is not a folder"),
+        ({"input": "nowhere"}, "input=nowhere has no files that end in"),
         ({"val_share": 0.5, "test_share": 0.5}, r"val_share=0\.5 and test_share=0\.5 leave nothing to train on"),
     ],
 )

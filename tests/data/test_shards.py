@@ -54,7 +54,7 @@ def test_what_is_read_is_what_was_written(folder: Path) -> None:
     rows = np.array([49, 0, 17, 0, 8, 7])
     again = pickle.loads(pickle.dumps(split(folder).images))  # as in a worker that was not forked
     assert np.array_equal(again[rows], pixels()["train"][0][rows])
-    index = read_index(folder, "key")
+    index = read_index(folder)
     assert [shard["samples"] for shard in index["splits"]["train"]["shards"]] == [8] * 6 + [2]
     assert (index["num_classes"], index["image"]) == (5, [3, 8, 8])
     train = pixels()["train"][0] / 255

@@ -121,7 +121,6 @@ def module(**settings: Any) -> TokenDataModule:
     [
         ({"vocab_size": 84}, r"data\.vocab_size=84 is not what the source Fixed has: set data\.vocab_size=83"),
         ({"length": 20}, r"data\.length=20 needs 21 tokens and the test split has 20: choose a smaller data\.length"),
-        ({"batch_size": 21}, r"data\.batch_size=21 cannot be filled from 20 training samples"),
     ],
 )
 def test_facts_that_do_not_fit_the_tokens_are_refused(settings: dict[str, Any], message: str) -> None:

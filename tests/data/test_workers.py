@@ -44,7 +44,7 @@ def test_batches_draws_and_position_are_those_without(make: Any) -> None:
     for _ in range(2):
         for ours, theirs in zip(loader, plain, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    assert loader.state_dict() == plain.state_dict()
+            assert loader.state_dict() == plain.state_dict()
     assert states() == before
     assert len(set(active_children()) - children) == 2
     module.teardown("fit")

@@ -1,7 +1,8 @@
 """Augmentation of training images: `data.augment` as steps on a batch, the built-in transforms, and normalization.
 
 The built-in transforms (`Field`) have their random numbers drawn for a whole epoch; others (`Transform`, or a user's
-functions) draw from a counter for each sample. `lathe.data.transforms` has Lathe's own of these.
+functions) draw from a counter for each sample. `lathe.data.transforms` has Lathe's own of these. docs/reference/data.md
+describes the arguments of all.
 """
 
 import inspect
@@ -35,16 +36,8 @@ ALIKE = 1.0  # allowed difference of two calls, of 255: sums in varying order ro
 class Augment:
     """Augmentation of training images, in this order: crop, flip, cutout, normalization, mixup or cutmix.
 
-    Args:
-        crop: pixels of padding on each side, from which a window of the original size is cut; 0 is off.
-        crop_fill: padding with black pixels, or with the mirrored image.
-        flip: left-right. "random" draws for each sample and epoch; "alternating" draws for each sample in epoch 0 and
-            then flips at every epoch, so that two consecutive epochs show both sides (K. Jordan, arXiv:2404.00498).
-        cutout: side in pixels of a square at a random centre, clipped at the border, that is set to the mean colour; 0
-            is off (DeVries and Taylor, arXiv:1708.04552).
-        mixup: alpha of the Beta(alpha, alpha) of each sample's weight; 0 is off (Zhang et al., arXiv:1710.09412).
-        cutmix: the same for a box pasted from the partner (Yun et al., arXiv:1905.04899). With both on, each sample
-            takes either with probability one half.
+    The arguments are the keys of `augment` in configs/data/image_folder.yaml, which describes them. Alternating flips
+    are K. Jordan's (arXiv:2404.00498): drawn in epoch 0 and then the other side at every epoch.
     """
 
     crop: NonNegativeInt = 0
@@ -237,12 +230,7 @@ class Field:
 @validated
 @dataclass(frozen=True)
 class RandomCrop(Field):
-    """Pads each image and cuts a window of the original size out of it.
-
-    Args:
-        padding: pixels on each side.
-        fill: padding with black pixels, or with the mirrored image.
-    """
+    """Pads each image and cuts a window of the original size out of it."""
 
     names = (("padding", "crop"), ("fill", "crop_fill"))
     padding: Count
@@ -258,11 +246,7 @@ class RandomCrop(Field):
 @validated
 @dataclass(frozen=True)
 class RandomFlip(Field):
-    """Flips images left to right.
-
-    Args:
-        how: "random" draws for each sample and epoch; "alternating" is as in `Augment`.
-    """
+    """Flips images left to right, as in `Augment`."""
 
     names = (("how", "flip"),)
     how: Literal["random", "alternating"] = "random"
@@ -271,11 +255,7 @@ class RandomFlip(Field):
 @validated
 @dataclass(frozen=True)
 class Cutout(Field):
-    """Sets a random square, clipped at the border, to the mean colour (DeVries et al., arXiv:1708.04552).
-
-    Args:
-        size: side in pixels.
-    """
+    """Sets a random square, clipped at the border, to the mean colour (DeVries et al., arXiv:1708.04552)."""
 
     names = (("size", "cutout"),)
     size: Count
@@ -291,11 +271,7 @@ class Cutout(Field):
 @validated
 @dataclass(frozen=True)
 class Mixup(Field):
-    """Weighted sums of two images and of their labels (Zhang et al., arXiv:1710.09412); comes last.
-
-    Args:
-        alpha: of the Beta(alpha, alpha) of each sample's weight.
-    """
+    """Weighted sums of two images and of their labels (Zhang et al., arXiv:1710.09412); comes last."""
 
     names = (("alpha", "mixup"),)
     mixes = True
@@ -305,13 +281,7 @@ class Mixup(Field):
 @validated
 @dataclass(frozen=True)
 class CutMix(Field):
-    """Pastes a box of another image (Yun et al., arXiv:1905.04899); comes last.
-
-    With `Mixup` too, each sample takes either with probability one half.
-
-    Args:
-        alpha: of the Beta(alpha, alpha) of the share outside the box.
-    """
+    """Pastes a box of another image (Yun et al., arXiv:1905.04899); comes last. With `Mixup`, samples take either."""
 
     names = (("alpha", "cutmix"),)
     mixes = True
@@ -392,9 +362,6 @@ def recipe(augment: Any, shape: tuple[int, int, int] | None = None) -> Recipe:
     """Return the recipe of `data.augment`: None, `Augment`, a list of transforms and functions, or one.
 
     `shape` is channels, height and width, if known.
-
-    Raises:
-        ArgumentError: an item is not a transform, is misplaced, or does not fit the shape.
     """
     if isinstance(augment, Recipe):
         return augment
@@ -481,13 +448,9 @@ def check_folded(found: Recipe) -> None:
 
 
 def try_out(recipe: Recipe, shape: tuple[int, int, int], device: torch.device | None = None) -> None:
-    """Run `data.augment` on a few noise images, and check that user functions are reproducible.
+    """Check on a few noise images that a user's functions keep shape and scale, and depend on image and `rng` alone.
 
     The global generators are restored.
-
-    Raises:
-        UserError: a function fails, draws from other generators than its `rng`, returns NaN, another shape or scale, or
-            depends on other images of the batch.
     """
     if not any(isinstance(step, Called) for step in recipe.steps):
         return

@@ -198,13 +198,7 @@ class EvalStream:
     Every process reads the whole dataset in its own order, draws by (seed, epoch, number of the sample), and keeps each
     `world_size`-th sample of a global batch. A last batch with fewer samples than processes joins the one before it.
 
-    Args:
-        items: `Items` of `lathe.data.dataset` over the dataset.
-        collate: makes a batch of `Rowed` samples.
-        size: of a global batch.
-        seed: of the draws.
-        rank: of this process.
-        world_size: number of processes.
+    `items` are `Items` of `lathe.data.dataset`, `collate` makes a batch of `Rowed` samples, `size` is of global ones.
     """
 
     def __init__(

@@ -226,7 +226,7 @@ class EpochLoader(ABC):
     def numbers(self, batch: int) -> list[int]:
         """Return this rank's samples of a batch in the current epoch."""
         rows, counts = self.rank_rows(self._epoch)
-        return rows[batch][counts[batch]].tolist()  # type: ignore[no-any-return]
+        return rows[batch][counts[batch]].tolist()
 
     def rows(self) -> Tensor:
         """Return this rank's samples in the current epoch, int64 [batches, local batch]."""

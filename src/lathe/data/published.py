@@ -39,16 +39,10 @@ def check(path: Path, expected: str) -> None:
 
 
 def download(url: str, path: Path, expected: str, by_hand: str) -> None:
-    """Download `url` to `path`, which appears complete and checked or not at all.
-
-    Args:
-        url: http or https.
-        path: in a folder that exists.
-        expected: MD5 or SHA-256 hash, hexadecimal.
-        by_hand: end of the error message without a network: what the user can do.
+    """Download `url` to `path`, which appears complete and with the `expected` MD5 or SHA-256 or not at all.
 
     Raises:
-        UserError: no network, no such file on the server, a broken connection, or a wrong hash.
+        UserError: no network, no such file, a broken connection, or a wrong hash; `by_hand` is what the user can do.
         OSError: the disk can't be written.
     """
     bare = re.sub(r"(?<=//)[^/@]*@", "", url)

@@ -63,13 +63,11 @@ def decode(data: bytes, channels: int | None = None) -> Images:
     return pixels
 
 
-def read_index(folder: Path, key: str) -> dict[str, Any]:
-    """Return the contents of index.json; `key` is the configuration's key of the folder."""
+def read_index(folder: Path) -> dict[str, Any]:
+    """Return the contents of index.json."""
     path = folder / INDEX
-    require(
-        path.is_file(),
-        f"{key}={folder} holds no shards, as it has no {INDEX}: write them with {HOW} output={folder.name}.",
-    )
+    lacks = f"data.source.name={folder} holds no shards, as it has no {INDEX}"
+    require(path.is_file(), f"{lacks}: write them with {HOW} output={folder.name}.")
     try:
         index: dict[str, Any] = json.loads(path.read_bytes())
         check_class_names(index.get("class_names"), index["num_classes"])
@@ -145,7 +143,7 @@ class Shards:
     @cached_property
     def index(self) -> dict[str, Any]:
         """The contents of index.json."""
-        return read_index(self.folder, "data.source.name")
+        return read_index(self.folder)
 
     @property
     def num_classes(self) -> int:
@@ -220,11 +218,7 @@ class ShardLoader(StreamLoader):
 class ShardDataModule(ImageDataModule):
     """`ImageDataModule` over a source of shards.
 
-    Args:
-        source: of shards.
-        window: shards whose samples are shuffled together in training.
-        settings: as in `ImageDataModule`; `loader` "workers" streams, "resident" reads all shards into memory, in the
-            order of data in memory.
+    The arguments are the keys of configs/data/shards.yaml, which describes them.
     """
 
     source: Shards
@@ -252,13 +246,7 @@ class ShardDataModule(ImageDataModule):
 class FolderSamples:
     """Image files of class folders (`lathe.data.image_folder`), read one at a time.
 
-    Args:
-        folder: `<folder>/<class>/*`, or `<folder>/<split>/<class>/*`.
-        channels: 1 for grey, 3 for RGB.
-        image_size: side in pixels of the scaled central square; None for images that have one size.
-        val_size: validation images, drawn from train, stratified, if the folder has no such split.
-        test_size: the same for the test.
-        split_seed: of the split.
+    The arguments are those of `images` in configs/make_shards.yaml, which describes them.
     """
 
     def __init__(
@@ -312,10 +300,6 @@ def write_shards(
         encoding: "png" (lossless; 1 or 3 channels) or "npy" (raw pixels: larger, and faster to read).
         overwrite: whether to replace existing shards.
         class_names: in the order of the classes, for training; None for none.
-
-    Raises:
-        UserError: `output` exists, webdataset is missing, images differ in shape or can't be encoded, or a split is
-            empty.
     """
     if output.exists() and not (overwrite and (output / INDEX).is_file()):
         way = "name another folder, or replace it with overwrite=true"

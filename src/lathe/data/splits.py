@@ -110,11 +110,7 @@ def stratified_order(labels: Labels, seed: int) -> Labels:
 
 
 def stratified_split(labels: Labels, sizes: dict[str, int], seed: int) -> dict[str, Labels]:
-    """Return rows of sets of the given sizes, and of the rest as "train", in ascending order.
-
-    Raises:
-        ArgumentError: nothing is left to train on, or an argument is invalid; keys of `sizes` are named `<key>_size`.
-    """
+    """Return rows of sets of the given sizes, and of the rest as "train", in ascending order."""
     labels = np.asarray(labels)
     if min(sizes.values(), default=1) < 1 or sum(sizes.values()) >= len(labels):
         asked = ", ".join(f"{name}_size={size}" for name, size in sizes.items())
@@ -181,9 +177,6 @@ def load_splits(source: Source, facts: Mapping[str, int] | None = None) -> Split
     """Return the splits of a source of images, with int64 labels, after checking them.
 
     `facts` are `num_classes`, `channels` and `image_size` as declared under data; None checks the splits only.
-
-    Raises:
-        UserError: one message for each mistake, or the error of `load`.
     """
     with using(source, "loaded"):
         loaded, classes = source.load(), source.num_classes

@@ -34,9 +34,6 @@ class Synthetic:
     in expectation; on n samples with a standard deviation of sqrt(best * (1 - best) / n).
 
     The arguments are those of `source` in configs/data/synthetic.yaml, which describes them.
-
-    Raises:
-        UserError: there are more classes than different templates.
     """
 
     @validated

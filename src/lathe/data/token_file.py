@@ -135,14 +135,15 @@ PIECE = 2**20  # bytes that are read or encoded at a time
 
 def find_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     """Return files below `folder` with one of the suffixes, in any case, sorted; hidden ones are left out."""
-    require(folder.is_dir(), f"input={folder} is not a folder: name one with text files.")
     wanted = {"." + suffix.lower().lstrip(".") for suffix in suffixes}
     inside = [
         path.relative_to(folder) for path in folder.rglob("*") if path.suffix.lower() in wanted and path.is_file()
     ]
     shown = [path for path in inside if not any(part.startswith(".") for part in path.parts)]
     endings = " or ".join(sorted(wanted))
-    require(bool(shown), f"input={folder} has no file that ends in {endings}: give others by suffixes=[.txt,.tex].")
+    require(
+        bool(shown), f"input={folder} has no files that end in {endings}: name a folder that has, or suffixes=[.tex]."
+    )
     return [folder / path for path in sorted(shown, key=Path.as_posix)]
 
 
@@ -216,11 +217,7 @@ def split_of(document: bytes, seed: int, val_share: float, test_share: float) ->
 
 
 def prepare(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Write the token files of `cfg` (configs/prepare_tokens.yaml), all or nothing; return meta.json.
-
-    Raises:
-        UserError: there is nothing to train on, no text, an existing output, or a split without documents.
-    """
+    """Write the token files of `cfg` (configs/prepare_tokens.yaml), all or nothing; return meta.json."""
     val, test = cfg["val_share"], cfg["test_share"]
     require(val + test < 1, f"val_share={val} and test_share={test} leave nothing to train on: choose less.")
     folder, output = Path(cfg["input"]), Path(cfg["paths"]["data_dir"]) / cfg["output"]

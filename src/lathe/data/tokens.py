@@ -182,50 +182,25 @@ def find_documents(ids: Ids, end: int) -> Documents:
     return Documents(ids, np.concatenate([np.zeros(1, dtype=np.int64), stops])[: len(stops)], stops, end)
 
 
-@dataclass(frozen=True)
-class BucketPlan:
-    """Bucketed batches whose number and sizes are the same in every epoch.
-
-    Samples are sorted by descending length and divided into buckets. The size of a batch follows from the longest
-    sample of its bucket, not from the samples drawn, and an epoch only permutes samples within their buckets. So the
-    length of an epoch is known before training, as learning-rate schedules need it.
-
-    `order` int64 [samples]: samples by descending length. `bucket` int64 [samples]: the bucket of each place of
-    `order`, ascending. `bounds` int64 [batches + 1]: batch k is places bounds[k] to bounds[k + 1], within one bucket.
-    """
-
-    order: Ints
-    bucket: Ints
-    bounds: Ints
-
-    def __len__(self) -> int:
-        return len(self.bounds) - 1
-
-    def draw(self, seed: int, epoch: int) -> Ints:
-        """Return the sample at each place in an epoch, int64 [samples], by (seed, epoch) only."""
-        generator = torch.Generator().manual_seed(hashed_seed(seed, "buckets", epoch))
-        keys = torch.rand(len(self.order), generator=generator, dtype=torch.float64).numpy()
-        # stable: equal keys have the same order on every machine
-        return self.order[np.argsort(self.bucket + keys, kind="stable")]
-
-
 def round_up(length: int, multiple: int) -> int:
     """Round a length up to a multiple of `multiple`."""
     return -(-length // multiple) * multiple
 
 
-def plan_buckets(lengths: Ints, max_tokens: int, max_batch_size: int, growth: float, multiple: int = 1) -> BucketPlan:
-    """Pack samples so that no batch, padded to its longest sample, exceeds `max_tokens` tokens.
+def plan_buckets(
+    lengths: Ints, max_tokens: int, max_batch_size: int, growth: float, multiple: int
+) -> tuple[Ints, Ints, Ints]:
+    """Pack samples of `lengths` int64 [samples] in batches of at most `max_tokens` tokens, padded to their longest.
 
-    A bucket has lengths down to its longest divided by `growth`, and then shorter samples until its batches are full,
-    so only the very last batch can be smaller.
+    Samples are sorted by descending length and divided into buckets. A bucket has lengths down to its longest divided
+    by `growth`, at least 1, and then shorter samples until its batches are full, so only the very last batch can be
+    smaller. The size of a batch follows from the longest sample of its bucket, not from the samples drawn, and an epoch
+    only permutes samples within their buckets. So the length of an epoch is known before training, as learning-rate
+    schedules need it. Padded lengths are rounded up to a `multiple`.
 
-    Args:
-        lengths: of each sample, at least 1; int64 [samples].
-        max_tokens: at least the longest sample, rounded up.
-        max_batch_size: most samples of a batch.
-        growth: at least 1; infinity for a single bucket.
-        multiple: padded lengths are rounded up to a multiple of this.
+    Returns:
+        Samples by descending length, int64 [samples]; the bucket of each, ascending; and int64 bounds [batches + 1]:
+        batch k is places bounds[k] to bounds[k + 1], within one bucket.
     """
     order = np.argsort(-lengths, kind="stable")
     falling = lengths[order]
@@ -240,7 +215,7 @@ def plan_buckets(lengths: Ints, max_tokens: int, max_batch_size: int, growth: fl
         bucket[start:stop] = number
         bounds += [*range(start + size, stop, size), stop]
         start, number = stop, number + 1
-    return BucketPlan(order, bucket, np.array(bounds))
+    return order, bucket, np.array(bounds)
 
 
 class DocumentLoader(EpochLoader):
@@ -252,8 +227,9 @@ class DocumentLoader(EpochLoader):
     rows without targets. `count` (int64, 0-dim) is the number of targets of the global batch, an integer, which half
     precision does not round; the data module divides it by the number of ranks in the transfer.
 
-    The batches of an epoch depend on (seed, epoch, lengths, budget) only, see `BucketPlan`. EpochLoader treats a global
-    batch as one sample, and permutes batches. No document is left out. Evaluation is in descending order of length.
+    The batches of an epoch depend on (seed, epoch, lengths, budget) only, see `plan_buckets`. EpochLoader treats a
+    global batch as one sample, and permutes batches. No document is left out. Evaluation is in descending order of
+    length.
 
     Args:
         documents: at least one.
@@ -284,16 +260,22 @@ class DocumentLoader(EpochLoader):
     ) -> None:
         self.documents = documents
         self.lengths = documents.lengths
-        self.plan = plan_buckets(self.lengths, max_tokens, max_batch_size, growth or np.inf, pad_multiple)
+        budget = max_tokens, max_batch_size, growth or np.inf, pad_multiple
+        self.sorted, self.bucket, self.bounds = plan_buckets(self.lengths, *budget)
         self.pad_multiple, self.row_multiple = pad_multiple, row_multiple
         self.device = device or torch.device("cpu")
-        super().__init__(len(self.plan), batch_size=1, **order)  # a global batch is one sample of EpochLoader
+        super().__init__(len(self.bounds) - 1, batch_size=1, **order)  # a global batch is one sample of EpochLoader
         self.rank, self.world_size = rank, world_size
 
     def global_batches(self, epoch: int) -> list[Ints]:
         """Return the documents of each global batch of an epoch, in order; equal on all ranks."""
-        samples = self.plan.draw(self.seed, epoch) if self.train and self.shuffle else self.plan.order
-        batches = np.split(samples, self.plan.bounds[1:-1])
+        samples = self.sorted
+        if self.train and self.shuffle:
+            generator = torch.Generator().manual_seed(hashed_seed(self.seed, "buckets", epoch))
+            keys = torch.rand(len(samples), generator=generator, dtype=torch.float64).numpy()
+            # stable: equal keys have the same order on every machine
+            samples = samples[np.argsort(self.bucket + keys, kind="stable")]
+        batches = np.split(samples, self.bounds[1:-1])
         return [batches[number] for number in self.rank_rows(epoch)[0].flatten().tolist()]
 
     def _batches(self, epoch: int, first: int) -> Iterator[tuple[Tensor, ...]]:  # type: ignore[override]  # also yields the count
@@ -361,7 +343,7 @@ class DocumentDataModule(ExactDataModule[Documents]):
         """Return the documents of all splits, checked; `cut_tokens` counts the tokens that `long=cut` removed."""
         splits = load_tokens(self.source, self.vocab_size)
         source: Any = self.source  # token files have the token that ends a document in `meta`, other sources as `end`
-        end = source.end if hasattr(source, "end") else getattr(source, "meta", {}).get("end")
+        end: Any = source.end if hasattr(source, "end") else getattr(source, "meta", {}).get("end")
         kind = type(source).__name__
         require(end is not None, f"data.source={kind} has no end, the token that ends a document.")
         fitted = {}

@@ -47,7 +47,7 @@ class Transferred:
         owners = (next((part for part in self.parts if is_overridden(name, part)), self.parts[0]) for name in HOOKS)
         before, move, after = (getattr(owner, name) for owner, name in zip(owners, HOOKS, strict=True))
         own = any(is_own(hook) for hook in (before, move, after))
-        mode = "max_size_cycle" if self.stage == RunningStage.TRAINING else "sequential"
+        mode: Any = "max_size_cycle" if self.stage == RunningStage.TRAINING else "sequential"
         read: Any = CombinedLoader(self.loader, mode) if self.several else ((batch, 0, 0) for batch in self.loader)
         for batch, _, number in read:
             with self._at_stage() if own else nullcontext():
@@ -109,7 +109,8 @@ def train_batches(data: Any, device: torch.device | None = None) -> Transferred:
 def val_batches(data: Any, device: torch.device | None = None) -> Transferred:
     """Return validation batches of a new loader; the position of other loaders does not change."""
     if hasattr(data, "eval_loader"):
-        return data.eval_loader("val", device)  # type: ignore[no-any-return]
+        found: Transferred = data.eval_loader("val", device)
+        return found
     return Transferred(data.val_dataloader(), data, RunningStage.VALIDATING, device)
 
 

@@ -2,7 +2,7 @@
 
 The operations on uint8 images [n, channels, height, width], with a level each, equal Pillow's ImageEnhance and ImageOps
 on single images to the bit, on any device. Sums are of integers, and all other rounding is elementwise, so that results
-do not depend on how a batch is split.
+do not depend on how a batch is split. docs/reference/data.md describes the arguments of the transforms.
 """
 
 import math
@@ -197,10 +197,6 @@ class RandomResizedCrop(Transform):
     """Enlarges a random box, bilinearly, to the size of the image (Szegedy et al. 2015, arXiv:1409.4842).
 
     Ratio, tries and the fallback are those of torchvision.
-
-    Args:
-        scale: least and greatest share of the image's area.
-        ratio: least and greatest ratio of width to height.
     """
 
     is_tested = True
@@ -252,14 +248,7 @@ def _between(images: Tensor, dim: int, low: Tensor, high: Tensor, share: Tensor)
 
 
 class RandomErasing(Transform):
-    """Covers a box of random size, ratio and place (Zhong et al. 2017, arXiv:1708.04896).
-
-    Args:
-        p: probability that a sample is covered in an epoch.
-        scale: least and greatest share of the image's area.
-        ratio: least and greatest ratio of width to height.
-        fill: the mean colour, black, or a random value for each pixel and channel.
-    """
+    """Covers a box of random size, ratio and place (Zhong et al. 2017, arXiv:1708.04896)."""
 
     is_tested = True
 
@@ -294,14 +283,7 @@ JITTERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class ColorJitter(Transform):
-    """Changes brightness, contrast, saturation and hue, in random order per sample (as torchvision's).
-
-    Args:
-        brightness: the factor is uniform from 1 - brightness, at least 0, to 1 + brightness; 0 is off.
-        contrast: as for brightness.
-        saturation: as for brightness; for RGB images.
-        hue: the shift is uniform from -hue to hue of a full circle; 0 is off; for RGB images.
-    """
+    """Changes brightness, contrast, saturation and hue, in random order per sample (as torchvision's)."""
 
     uint8_only = True
     is_tested = True
@@ -398,11 +380,6 @@ class RandAugment(Policy):
     """Applies `num_ops` operations at one magnitude (Cubuk et al. 2020, arXiv:1909.13719).
 
     Operations and levels are torchvision's, with nearest-neighbour pixels, black outside.
-
-    Args:
-        num_ops: operations for each sample.
-        magnitude: bin of their levels, from 0.
-        num_bins: bins of the levels.
     """
 
     is_tested = True
@@ -433,9 +410,6 @@ class TrivialAugmentWide(Policy):
     """Applies one operation per sample at a random level (Müller and Hutter 2021, arXiv:2103.10158).
 
     Pixels are those of the nearest neighbour, black outside.
-
-    Args:
-        num_bins: bins of the levels.
     """
 
     is_tested = True
