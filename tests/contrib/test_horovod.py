@@ -138,21 +138,6 @@ def test_parameters_that_not_every_rank_used() -> None:
         assert found["turned"].tolist() == (torch.arange(6.0).view(3, 2) * 1.5).tolist()
 
 
-def sparse(rank: int) -> str:
-    stand_in(rank)
-    strategy, net = Horovod(), nn.Embedding(4, 2, sparse=True)
-    strategy.model = net
-    strategy.configure_ddp()
-    with pytest.raises(UserError) as error:
-        net(torch.tensor([rank])).sum().backward()
-    return str(error.value)
-
-
-def test_a_sparse_gradient_is_refused() -> None:
-    for sentence in on_ranks(sparse):
-        assert "strategy=horovod does not average sparse gradients" in sentence
-
-
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(

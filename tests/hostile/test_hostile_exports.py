@@ -228,6 +228,8 @@ def test_foreign_programs_are_not_loaded(target: str, tmp_path: Path, monkeypatc
     [
         "[" * 100_000,
         '{"version": 1}',
+        json.dumps({"version": 1, "target": "onnx", "file": "a", **CONTENT, "files": {"a": {"bytes": "x"}}}),
+        json.dumps({"version": 1, "target": "onnx", "file": "a", **CONTENT, "preprocess": {}, "files": {}}),
         '{"version": 1, "target": "../x", "file": "a", "files": {}}',
         " " * 11_000_000,
         '{"version": 1, "target": {"_target_": "os.system"}, "file": "model.onnx", "files": {}, "input": {}, '

@@ -99,33 +99,13 @@ def test_endless_headers_are_refused(server: Here) -> None:
 NAMES = {"localhost", "net.example.org"}
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["localhost", "LOCALHOST:8000", "a.localhost:1", "127.0.0.1", "10.0.0.7:80", "[::1]:8000", "net.example.org.:443"],
-)
-def test_addresses_and_the_servers_names_are_its_hosts(host: str) -> None:
-    assert is_allowed(host_of(host), NAMES)
-
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        "evil.example:8000",
-        "localhost.evil.example",
-        "127.0.0.1.evil.example",
-        "evillocalhost",
-        "a.net.example.org",
-        ":8000",
-        "2130706433",
-        "127.1",
-        "0x7f.0.0.1",
-        "user@localhost",
-        "localhost,evil",
-        "é",
-    ],
-)
-def test_names_that_may_be_rebound_are_not(host: str) -> None:
-    assert not is_allowed(host_of(host), NAMES)
+def test_a_request_is_for_an_address_or_a_name_of_the_server() -> None:
+    """Other names may be rebound to this machine."""
+    own = "localhost LOCALHOST:8000 a.localhost:1 127.0.0.1 10.0.0.7:80 [::1]:8000 net.example.org.:443"
+    others = "evil.example:8000 localhost.evil.example 127.0.0.1.evil.example evillocalhost a.net.example.org :8000"
+    others += " 2130706433 127.1 0x7f.0.0.1 user@localhost localhost,evil é"
+    assert [host for host in own.split() if not is_allowed(host_of(host), NAMES)] == []
+    assert [host for host in others.split() if is_allowed(host_of(host), NAMES)] == []
 
 
 def test_every_path_checks_its_host(

@@ -61,9 +61,8 @@ class ImageSizes(Callback):
                     net(torch.zeros(1, channels, size, size, dtype=like.dtype, device=like.device))
             except Exception as error:
                 message = f"{type(net).__name__} takes no images of {size} x {size} pixels ({type(error).__name__})"
-                raise UserError(
-                    f"callbacks.image_sizes.scales={self.scales}: {message}: choose another net."
-                ) from error
+                key = f"callbacks.image_sizes.scales={self.scales}"
+                raise UserError(f"{key}: {message}: choose another net.") from error
 
     def _side(self, epoch: int) -> int:
         """Return the pixels of a side in an epoch."""

@@ -133,7 +133,8 @@ class FlatCore(nn.Module):
         self.example = tuple(given[place][1] for place in self.places)
         parameters = [name for name, kind in inspect.signature(core.forward).parameters.items() if kind.kind in (0, 1)]
         self.names = []  # that of the parameter, with the place in nested arguments, such as `batch.mask`
-        for (which, first, *rest), _ in (given[place] for place in self.places):
+        paths: list[Any] = [given[place][0] for place in self.places]
+        for which, first, *rest in paths:
             known = which.idx == 0 and first.idx < len(parameters)
             name = first.key if which.idx else parameters[first.idx] if known else f"arg{first.idx}"
             self.names.append(_path_name(str(name), rest))

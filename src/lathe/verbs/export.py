@@ -271,7 +271,7 @@ def held_out(ready: ExportModel, split: str, samples: int | None) -> Held:
     held, logits, inputs = Held([], []), 0, 0
     left = sys.maxsize if samples is None else samples
     for batch in map(tuple, ready.data.eval_loader(split)):
-        targets = batch[1] if len(batch) > 1 else None
+        targets: Any = batch[1] if len(batch) > 1 else None
         classes = torch.is_tensor(targets) and not targets.is_floating_point()
         if classes and targets.shape[:1] == batch[0].shape[:1]:
             batch = rows(batch, (targets != IGNORE).view(len(targets), -1).any(1))

@@ -38,12 +38,8 @@ BATCH = 64  # samples, for a data module that declares no batch
 
 
 def predict(cfg: dict[str, Any]) -> int:
-    """Write a line for each image or sequence of `input` to the CSV file `output`, and return their number.
-
-    The file is written atomically. Images are read batch by batch, since a folder may exceed the memory. For a user's
-    LightningModule see `predict_module`.
-    """
-    request, facts, own = cfg["request"], cfg["data"], is_lightning(cfg)
+    """Write the predictions of a run's net, or of its export, for `input` to `output`; return their number."""
+    request, own = cfg["request"], is_lightning(cfg)
     devices, accelerator = cfg["trainer"]["devices"], cfg["trainer"]["accelerator"]
     given = None if request["input"] is None else Path(request["input"])
     require(given is not None or own, "input is missing: name images or token ids.")
@@ -57,18 +53,26 @@ def predict(cfg: dict[str, Any]) -> int:
     if target != MODULE:
         manifest = describe(cfg["paths"]["run_dir"], target, request["checkpoint"])
         folder = Path(cfg["paths"]["run_dir"], "exports", target)
-        own_format = (
-            f"precision is for target={MODULE}: target={target} has the number format of its file; leave it out."
-        )
-        require(request.get("precision") is None, own_format)
+        number_format = f"precision is for target={MODULE}: target={target} has that of its file; leave it out."
+        require(request.get("precision") is None, number_format)
         device = f"trainer.accelerator={accelerator} is for target={MODULE}: leave it auto for target={target}."
         require(accelerator in ("auto", "cpu"), device)
-    if own:
+    if own or given is None:
         return predict_module(cfg, folder)
     kind = getattr(locate(cfg["task"]), "predicts", "classes")
     message = f"run={request['run']}: its task predicts {kind}, and this writes classes"
     require(kind == "classes", f"{message}: take lathe.load in Python, or an export.")
-    assert given is not None
+    return predict_classes(cfg, given, manifest, folder)
+
+
+def predict_classes(cfg: dict[str, Any], given: Path, manifest: dict[str, Any] | None, folder: Path | None) -> int:
+    """Write a line for each image or sequence of `given` to a CSV file, atomically; return their number.
+
+    Images are read batch by batch, since a folder may exceed the memory. An export has a `manifest` and a `folder`.
+    """
+    request, facts = cfg["request"], cfg["data"]
+    batches: Any
+    change: Callable[[Tensor], Tensor]
     size, images, ids = request["batch_size"] or batch_size(cfg), None, np.empty(0)
     if is_image(cfg):
         images = open_images(cfg, manifest, size)

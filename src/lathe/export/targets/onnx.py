@@ -141,8 +141,8 @@ def write(
         assert program is not None
         # remove torch's notes on nodes and values: source lines with local paths, half of a small file
         graph = program.model.graph
-        nodes = list(graph.all_nodes())
-        values = [value for node in nodes for value in node.outputs]
+        nodes: list[Any] = list(graph.all_nodes())
+        values: list[Any] = [value for node in nodes for value in node.outputs]
         for noted in (*nodes, *values):
             noted.doc_string = None
         for noted in (program.model, graph, *nodes, *values, *graph.inputs, *graph.initializers.values()):

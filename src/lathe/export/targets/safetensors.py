@@ -78,7 +78,7 @@ class Safetensors(Target):
         api, name = HfApi(), self.push_to_hub
         try:
             api.create_repo(name, private=True, exist_ok=True)
-            given = {"repo_id": name, "folder_path": folder, "allow_patterns": UPLOADED}
+            given: dict[str, Any] = {"repo_id": name, "folder_path": folder, "allow_patterns": UPLOADED}
             api.upload_folder(**given, commit_message="Export of Lathe")
         except Exception as error:  # of the package, of its HTTP client and of the operating system
             message = f"{folder} was exported but not uploaded ({first_line(error)}): check `hf auth login`, then run"
