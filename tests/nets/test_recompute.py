@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lathe.errors import UserError
 from lathe.nets import GPT, CifarResNet, DeepMLP, ViT
 from lathe.nets.recompute import Offloaded, apply, check_device
-from lathe.strategies.sync_batchnorm import SyncBatchNorm
+from lathe.strategies.ddp import SyncBatchNorm
 
 HOW = ["blocks", "every_2", "every_3", "sqrt", "offload"]
 Make = Callable[[], tuple[nn.Module, Tensor]]
