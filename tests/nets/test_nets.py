@@ -136,7 +136,7 @@ TOKENS = {  # a vocabulary of 50257, sequences of 1024 tokens
     "gpt2_small": 124_439_808,
     "gpt_nano": 3_432_064,
 }
-COUNTS = IMAGES | TOKENS
+SHIPPED = IMAGES | TOKENS
 FACTS = {"channels": 3, "image_size": 32, "num_classes": 10, "vocab_size": 50257, "length": 1024}
 
 
@@ -144,12 +144,12 @@ def read(name: str, **facts: int):
     return OmegaConf.merge({"data": FACTS | facts}, {"model": OmegaConf.load(FOLDER / f"{name}.yaml")}).model
 
 
-@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("name", SHIPPED)
 def test_config_builds_its_net(name: str) -> None:
     config = read(name)
     with torch.device("meta"):
         net = instantiate(config.net)
-    assert size(net) == COUNTS[name]
+    assert size(net) == SHIPPED[name]
 
 
 def test_forward_is_relu_of_affine_maps() -> None:

@@ -174,7 +174,7 @@ def build_optimizer(
         needs = {"lr": lr, "batch_size": batch_size, "reference_batch_size": reference_batch_size}
         missing = next((key for key, value in needs.items() if value is None), None)
         if lr is None or batch_size is None or reference_batch_size is None:
-            raise ArgumentError(f"scale_lr={scale_lr} requires {missing}: set it, or use none.")
+            raise ArgumentError(f"scale_lr={scale_lr} needs {missing}: set it, or use none.")
         ratio = batch_size / reference_batch_size
         lr *= ratio if scale_lr == "linear" else math.sqrt(ratio)
     # Hydra passes lists as OmegaConf nodes, with which a checkpoint would not open with weights_only
