@@ -39,12 +39,6 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_a_mistake_is_one_line_on_stderr_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report_error(UserError("seed=-1: give another.")) == 1
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", "Error: seed=-1: give another.\n")
-
-
 def test_a_bug_shows_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(AttributeError) as caught:
         key_schemas(3, "train")  # type: ignore[arg-type]

@@ -28,12 +28,16 @@ def test_a_run_gets_a_directory_and_what_was_typed(command: Command) -> None:
     assert run.complete
 
 
+ELASTIC = ("launch.nodes=1:3", "launch.endpoint=localhost:29400", "launch.id=x", "launch.max_restarts=1")
+
+
 @pytest.mark.parametrize(
     ("typed", "sentence"),
     [
         (("data.batch_size=many",), "data.batch_size=many: "),
         (("trainer.accelerator=cpu", "trainer.devices=2", "data.batch_size=33"), "data.batch_size=33 "),
         (("trainer.num_nodes=2",), "trainer.num_nodes=2: "),
+        ((*ELASTIC, "data.batch_size=64"), "data.batch_size=64 is the global batch and does not divide"),
         (("resume=nowhere",), "resume=nowhere: "),
         (("resume=/tmp",), "resume=/tmp is not a run directory"),
     ],
@@ -88,17 +92,6 @@ def test_any_other_change_is_refused_with_a_diff(
     assert difference in told
     assert (broken.path / "config.yaml").read_bytes() == before
     assert not broken.complete
-
-
-@pytest.mark.parametrize(
-    ("typed", "way"),
-    [(["trainer.devices=2"], "ckpt_path={} ckpt_mode=trainer"), (["trainer.devices=2", "seed=8"], "ckpt_path={}")],
-)
-def test_other_devices_are_a_new_run_with_all_of_its_state(
-    command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str], typed: list[str], way: str
-) -> None:
-    told = command.fails(f"resume={broken.path}", *typed, capsys=capsys)
-    assert told.endswith(f". Leave that out, or start a new run with {way.format(broken.path)}.")
 
 
 def test_a_failed_continuation_keeps_the_run(

@@ -139,19 +139,3 @@ def test_training_continues_without_a_lost_node(tmp_path: Path) -> None:
     assert json.loads((directory / "result.json").read_text())["devices"] == 1
     steps = [int(row["step"]) for row in rows(directory) if row["train/loss"]]
     assert steps == list(range(1, 41))
-
-
-def test_a_batch_has_to_divide_at_every_number_of_nodes(tmp_path: Path) -> None:
-    done = run(
-        *SMALL,
-        "launch.nodes=1:3",
-        "launch.endpoint=localhost:29400",
-        "launch.id=x",
-        "launch.max_restarts=1",
-        cwd=tmp_path,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith(
-        "Error: data.batch_size=64 is the global batch and does not divide by trainer.devices x trainer.num_nodes = 3"
-    )
-    assert runs(tmp_path / "logs") == []

@@ -186,15 +186,6 @@ def test_a_restart_of_torchrun_finds_its_run(
     assert [run.path for run in command.runs if run.complete] == [first.path]
 
 
-def test_the_launcher_has_to_start_as_many_as_the_configuration_says(
-    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Wire(monkeypatch).rank(0)
-    assert "but the launcher started 2 processes" in command.fails(
-        "trainer.accelerator=cpu", "trainer.devices=1", capsys=capsys
-    )
-
-
 @pytest.mark.slow
 def test_of_several_commands_at_the_same_moment_one_trains_and_the_others_say_so(tmp_path: Path) -> None:
     more = ("model.net.width=512", "trainer.max_epochs=4", "trainer.log_every_n_steps=1", "resume=auto")

@@ -162,9 +162,9 @@ def choose_threads(wanted: int | str | None, processes: int, recorded: Any = Non
     else OMP_NUM_THREADS; else the physical cores, or as many of them as other programs leave.
     """
     if isinstance(wanted, int):
-        cpus = len(allowed_cpus())
-        if wanted * processes > cpus:
-            message = f"launch.threads={wanted}: {processes} x {wanted} threads share {cpus} CPUs. Use auto."
+        count = len(allowed_cpus())
+        if wanted * processes > count:
+            message = f"launch.threads={wanted}: {processes} x {wanted} threads share {count} CPUs. Use auto."
             warnings.warn(message, stacklevel=2)
         return wanted, ""
     if wanted is None:

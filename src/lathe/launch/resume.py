@@ -128,23 +128,8 @@ def _resumed_config(run: RunDir, resume: str) -> dict[str, Any]:
     """The run's own configuration; the command may raise its end, change its tags, and say where its data are now."""
     saved = run.config
     typed = [item for item in typed_overrides() if key_of(item).split(".")[0] not in NOT_THE_RUNS]
-    raised = _take_changes(run, saved, typed, resume) if typed else []
-    if run.complete and raised:
-        end = stopping_key(run)
-        require(
-            end.removeprefix("trainer.") in raised,
-            f"resume={resume}: {end} ended this run, so trainer.{raised[0]} has no effect. Raise {end} as well.",
-        )
-        require(
-            run.last.exists() or not run.result.get("steps"),
-            f"resume={resume}: its checkpoints/last.ckpt is missing. Start a new run from its best weights with "
-            "ckpt_path.",
-        )
-    return saved
-
-
-def _take_changes(run: RunDir, saved: dict[str, Any], typed: list[str], resume: str) -> list[str]:
-    """Put what the overrides `typed` may change into the `saved` configuration; returns the ends that are raised."""
+    if not typed:
+        return saved
     data_is_missing = not os.path.exists(data_folder_of(saved) or os.curdir)
     moved = {key_of(word): word for word in typed if key_of(word) in FOLDERS and data_is_missing}
     own, flat = [], flatten(saved)
@@ -185,7 +170,18 @@ def _take_changes(run: RunDir, saved: dict[str, Any], typed: list[str], resume: 
         f"resume={resume} keeps the run's own configuration, but the command changes {'; '.join(refused)}. Leave that "
         f"out, or start a new run with {other}.",
     )
-    return raised
+    if run.complete and raised:
+        end = stopping_key(run)
+        require(
+            end.removeprefix("trainer.") in raised,
+            f"resume={resume}: {end} ended this run, so trainer.{raised[0]} has no effect. Raise {end} as well.",
+        )
+        require(
+            run.last.exists() or not run.result.get("steps"),
+            f"resume={resume}: its checkpoints/last.ckpt is missing. Start a new run from its best weights with "
+            "ckpt_path.",
+        )
+    return saved
 
 
 def _is_later(name: str, old: Any, new: Any) -> bool:

@@ -42,13 +42,14 @@ class DDP(DDPStrategy):
     ) -> None:
         # torch 2.13 has renamed the argument, and warns about the old name
         known = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
-        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        buffers: dict[str, Any] = {} if broadcast_buffers else {name: False}
         super().__init__(
             find_unused_parameters=find_unused_parameters,
             gradient_as_bucket_view=gradient_as_bucket_view,
             static_graph=static_graph,
             bucket_cap_mb=bucket_cap_mb,
-            **({} if broadcast_buffers else {buffers: False}),
+            **buffers,
         )
         self._hook_name, self._rank, self._start = comm_hook, powersgd_rank, powersgd_start_step
 

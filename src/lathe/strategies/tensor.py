@@ -129,7 +129,7 @@ def styles(in_slices: bool) -> dict[str, ParallelStyle | None]:
 def plan_of(net: nn.Module) -> dict[str, str]:
     """Return the word of each module, by name: the net's `tensor_plan` with its patterns expanded."""
     name = type(net).__name__
-    plan = getattr(net, "tensor_plan", None)
+    plan: dict[str, str] = getattr(net, "tensor_plan", None) or {}
     require(
         bool(plan),
         f"strategy=tensor cuts a net by its `tensor_plan`, and {name} declares none: use strategy=fsdp or declare one.",

@@ -48,9 +48,9 @@ from lathe.runs.optuna_study import write_result
 from lathe.runs.rerun_command import run_command
 from lathe.runs.rundir import RunDir
 
-# The queue here replaces Hydra's basic launcher, which runs jobs one after another in one process.
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
 FORKS = sys.platform.startswith("linux")  # on other systems, a fork after importing torch is not safe
+# the queue here replaces Hydra's basic launcher, which runs jobs one after another in one process
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 WITHOUT: dict[str, Any] = {  # of a user's sweep file with hydra.sweeper.params alone
     **dict.fromkeys(("axes", "runs", "remove", "repeats", "resume")),
