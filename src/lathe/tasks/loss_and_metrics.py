@@ -146,6 +146,9 @@ def chosen(given: Any, known: Sequence[str]) -> tuple[list[str], dict[str, Metri
     return sums, objects
 
 
+PREFIXES = {"classes": "Multiclass", "labels": "Multilabel"}  # of torchmetrics, by what a task predicts
+
+
 class Meters(nn.Module):
     """Torchmetrics by name, a set for each split. They move with the task, keep their dtype, and add nothing to its
     `state_dict`: a checkpoint keeps their states with the other metrics in progress, for each rank.
@@ -219,6 +222,20 @@ class Meters(nn.Module):
                 found[name] = float(value)
             metric.reset()
         return found
+
+    def check_kinds(self, predicts: str, width: int) -> None:
+        """Raise UserError for a metric of another kind than the task's `width` classes or labels."""
+        prefix = PREFIXES.get(predicts)
+        if prefix is None:
+            return
+        for name, metric in zip(self.names, self._of("train"), strict=True):
+            kind = type(metric).__name__
+            given = next((one for one in ("Binary", *PREFIXES.values()) if kind.startswith(one)), prefix)
+            if given != prefix and (given != "Binary" or (predicts != "labels" and width != 2)):
+                raise UserError(
+                    f"task.metrics.{name}: {kind} does not fit {width} {predicts}. Use torchmetrics.classification."
+                    f"{prefix}{kind.removeprefix(given)}."
+                )
 
     def check(self, predictions: Tensor, targets: Tensor) -> None:
         """Try the metrics on predictions and targets like the task's."""
