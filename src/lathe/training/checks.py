@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lathe import data
-from lathe.callbacks.ownership import is_users
+from lathe.callbacks.module_access import is_users
 from lathe.config.compression_plan import methods
 from lathe.config.schema import with_keys
 from lathe.data.base import ExactDataModule

@@ -7,7 +7,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
 from lathe.callbacks import Checkpoint, numbers
-from lathe.callbacks.ownership import is_based_on_lathe
+from lathe.callbacks.module_access import is_based_on_lathe
 from lathe.compression import Compression
 from lathe.config.metric_names import directions, lower_is_better, split_of
 from lathe.errors import did_you_mean

@@ -23,7 +23,7 @@ from lathe.compression.pruning.sensitivity import (
     scan,
     sparse_bytes,
 )
-from lathe.compression.quantization.layers import quantized_class
+from lathe.compression.quantization.net import quantized_class
 from lathe.compression.structure import structure_of
 from lathe.data.transfer import train_batches
 from lathe.errors import UserError, did_you_mean, require
