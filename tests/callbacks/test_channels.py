@@ -13,7 +13,7 @@ from support.ranks import on_ranks
 from torch import Tensor, nn
 
 from lathe.callbacks.ema import EMA
-from lathe.compression.channels import slices
+from lathe.compression.channels import removal
 from lathe.compression.channels.callback import PruneChannels
 from lathe.compression.pruning.callback import Prune
 from lathe.compression.structure import apply_structure, structure_of
@@ -76,7 +76,7 @@ def test_one_shot_gives_the_optimizer_a_smaller_net():
     method = PruneChannels(mode="one_shot", share=0.4, min_channels=1)
     trained = fit(method)
     assert method.ready(trained)
-    assert slices.describe(trained.net)
+    assert removal.describe(trained.net)
     assert 0.3 < method.report()["prune_channels/macs_share"] <= 0.4
     assert trained.net.conv.weight.shape[0] < 8
     optimized = {id(p) for group in trained.optimizers(use_pl_optimizer=False).param_groups for p in group["params"]}

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,8 @@ from support.commands import start
 
 from lathe.callbacks import Checkpoint, checkpoint_io
 from lathe.callbacks.checkpoint_io import AsyncCheckpointIO, AtomicCheckpointIO
+from lathe.errors import UserError
+from lathe.strategies.fsdp import FSDP
 
 
 def step_of(path: Path) -> int:
@@ -251,3 +254,64 @@ def test_a_ctrl_c_while_writing_waits_for_the_file(tmp_path: Path, monkeypatch: 
     assert torch.load(path, weights_only=True)["weights"].equal(torch.ones(1000))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def checkpoint() -> dict[Any, Any]:
+    return {
+        "state_dict": OrderedDict(weight=torch.ones(2, 3), bias=torch.zeros(2)),
+        "global_step": 7,
+        "structure": {"quantization": {"head": {"bits": 8}}},
+        "callbacks": {"support.own.Own": {"seen": [1, 2], "rate": 0.5, "name": "a\nb"}, "Empty": {}},
+        7: [torch.Size([1, 2])],
+    }
+
+
+def written(folder: Path) -> Path:
+    path = folder / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint(checkpoint(), path)
+    return path
+
+
+def edited(path: Path, place: str) -> Path:
+    state = torch.load(path, weights_only=True)
+    exec(place, {"state": state, "torch": torch})
+    torch.save(state, path)
+    return path
+
+
+TAKEN = {
+    "del state['global_step']": "something in `global_step` is not there",
+    "del state['callbacks']['support.own.Own']": "something in `callbacks` is not there",
+    "del state['callbacks']['support.own.Own']['seen'][1]": "something in `callbacks`",
+    "state['callbacks']['support.own.Own']['seen'] = (1, 2)": "or is of another type or shape",
+    "state['state_dict']['bias'] = torch.zeros(3)": "something in `state_dict`",
+    "state['structure']['quantization'] = {}": "something in `structure`",
+    "state['outline'] = 5": "something in `outline`",
+}
+
+
+@pytest.mark.parametrize("place", TAKEN)
+def test_what_was_taken_out_is_noticed(place: str, tmp_path: Path) -> None:
+    strategy = FSDP()
+    strategy.checkpoint_io = AtomicCheckpointIO()
+    path = written(tmp_path)
+    assert strategy.load_checkpoint(path)["global_step"] == 7
+    with pytest.raises(UserError) as caught:
+        strategy.load_checkpoint(edited(path, place))
+    assert f"checkpoint={path} is not as it was written: " in str(caught.value)
+    assert TAKEN[place] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+ALLOWED = (
+    "state['global_step'] = 8",
+    "state['callbacks']['support.own.Own'].update(rate=0.25, name='c')",
+    "state['callbacks'] = dict(reversed(state['callbacks'].items()))",
+    "del state['outline']",  # as in a checkpoint of Lightning's
+)
+
+
+@pytest.mark.parametrize("place", ALLOWED)
+def test_values_may_be_changed_and_names_added(place: str, tmp_path: Path) -> None:
+    path = edited(written(tmp_path), place)
+    assert AtomicCheckpointIO().load_checkpoint(path)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lathe.callbacks import ExactResume
 from lathe.callbacks.ema import EMA
 from lathe.compression.pruning import make_masks
-from lathe.compression.pruning.rewiring_callback import Lottery
+from lathe.compression.pruning.callback import Lottery
 from lathe.optim.schedules import cosine
 
 

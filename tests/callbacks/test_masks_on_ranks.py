@@ -12,7 +12,7 @@ from support.ranks import on_ranks
 from torch import Tensor, nn
 
 from lathe.callbacks import ExactResume
-from lathe.compression.pruning.rewiring_callback import Lottery, RigL
+from lathe.compression.pruning.callback import Lottery, RigL
 from lathe.optim.schedules import cosine
 
 pytestmark = [pytest.mark.law3, pytest.mark.slow]

@@ -19,7 +19,7 @@ from support.runs import ROOT, SMALL, column, new_run, runs, weights
 from torch.utils.data import DataLoader
 
 from lathe.callbacks import Checkpoint, Preemption
-from lathe.callbacks.preemption import SIGNALS
+from lathe.callbacks.checkpoint import SIGNALS
 from lathe.errors import Stopped
 from lathe.runs.rundir import RunDir
 from lathe.strategies import DDP

@@ -12,8 +12,7 @@ from support.ranks import on_ranks
 from torch import Tensor, nn
 
 from lathe.callbacks.ema import EMA
-from lathe.compression.pruning.callback import Prune
-from lathe.compression.pruning.rewiring_callback import Lottery, RigL
+from lathe.compression.pruning.callback import Lottery, Prune, RigL
 from lathe.nets import ViT
 from lathe.trainer import Trainer
 

@@ -12,10 +12,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from support.quiet import quiet_trainer
 from support.ranks import on_ranks
+from support.runs import new_run
 
 from lathe.callbacks import ExactResume
 from lathe.strategies import DDP
 from lathe.trainer import Trainer
+from lathe.training.train import train
 
 pytestmark = pytest.mark.law3
 
@@ -142,3 +144,20 @@ def test_each_rank_has_numbers_of_its_own_and_gets_them_back(tmp_path: Path) -> 
     for whole, continued in (first, second):
         assert continued == {step: whole[step] for step in (4, 5, 6)}
     assert all(first[0][step] != second[0][step] for step in range(1, 7))
+
+
+QUICK = ("model=mlp", "model.net.width=8", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false")
+SHORT = (*QUICK, "trainer.limit_train_batches=2", "trainer.max_epochs=1", "trainer.log_every_n_steps=1", "test=false")
+
+
+def test_a_resumed_run_has_them(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *SHORT)
+    train(cfg)
+    run = Path(cfg["paths"]["run_dir"])
+    last = run / "checkpoints/last.ckpt"
+    state = torch.load(last, weights_only=True)
+    assert 0 < state["callbacks"]["WallTime"]["seconds"] < 60
+    state["callbacks"]["WallTime"]["seconds"] = 1000.0
+    torch.save(state, last)
+    (run / "result.json").unlink()
+    assert 1000 < train(cfg)["seconds"] < 1060

@@ -11,8 +11,8 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lathe.callbacks import ExactResume
-from lathe.compression.pruning.rewiring import cosine_fraction, erdos_renyi_kernel
-from lathe.compression.pruning.rewiring_callback import RigL
+from lathe.compression.pruning.callback import RigL
+from lathe.compression.pruning.masks import erdos_renyi_kernel
 
 NAMES = ["0.weight", "3.weight"]
 
@@ -81,7 +81,7 @@ def test_exchanges_are_those_of_the_paper(tiny: SimpleNamespace) -> None:
     for step in changed:
         for name in NAMES:
             before, after = recorder.masks[step - 1][name], recorder.masks[step][name]
-            moved = int(cosine_fraction(step, 14, 0.5) * int(before.sum()))  # round(0.75 * 18) = 14
+            moved = int(0.5 / 2 * (1 + math.cos(math.pi * step / 14)) * int(before.sum()))  # round(0.75 * 18) = 14
             grown, dropped = after & ~before, before & ~after
             assert int(grown.sum()) == int(dropped.sum()) <= moved
             assert bool((recorder.weights[step][name][grown] == 0).all())

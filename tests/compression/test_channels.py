@@ -9,10 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from lathe.compression.channels import choice, prune_channels, slices
-from lathe.compression.channels.choice import add_penalty, loss_change, parameters, scores
-from lathe.compression.channels.groups import find_groups, head_groups, layers
-from lathe.compression.channels.slices import silence
+from lathe.compression.channels import prune_channels, removal
+from lathe.compression.channels.removal import (
+    add_penalty,
+    find_groups,
+    head_groups,
+    layers,
+    loss_change,
+    parameters,
+    scores,
+    silence,
+)
 from lathe.config.types import ChannelImportance
 from lathe.errors import UserError
 from lathe.measure import count_flops
@@ -59,19 +66,19 @@ def make(name: str) -> tuple[nn.Module, torch.Tensor]:
 @pytest.mark.parametrize("name", NETS)
 def test_silent_units_are_removed_without_a_trace_and_a_fresh_net_gets_the_same_shapes(name):
     net, example = make(name)
-    assert slices.describe(net) == {}
+    assert removal.describe(net) == {}
     groups = find_groups(net, example)
     chosen = {group.name: list(range(0, group.units, 3)) for group in groups}
     silence(net, groups, chosen)
     expected, fresh = net(example), copy.deepcopy(net)
-    slices.remove(net, groups, chosen)
+    removal.remove(net, groups, chosen)
     torch.testing.assert_close(net(example), expected, rtol=1e-5, atol=1e-5)
     assert sum(p.numel() for p in net.parameters()) < 0.8 * sum(p.numel() for p in fresh.parameters())
-    description = json.loads(json.dumps(slices.describe(net)))
-    slices.rebuild(fresh, description)
+    description = json.loads(json.dumps(removal.describe(net)))
+    removal.rebuild(fresh, description)
     fresh.load_state_dict(net.state_dict())
     assert torch.equal(fresh(example), net(example))
-    assert slices.describe(fresh) == slices.describe(net) == slices.describe(copy.deepcopy(net)) == description
+    assert removal.describe(fresh) == removal.describe(net) == removal.describe(copy.deepcopy(net)) == description
     own = [(type(a), a.extra_repr()) for a in net.modules()]
     assert own == [(type(b), b.extra_repr()) for b in fresh.modules()]
 
@@ -84,17 +91,17 @@ def test_scales_of_quantized_weights_go_with_their_channels():
     layer.weight_quantizer.register_buffer("scale", torch.arange(8.0))
     layer.weight_quantizer.register_buffer("enabled", torch.tensor(1))
     group = next(group for group in groups if group.name == "blocks.0.conv1")
-    slices.remove(net, groups, {group.name: [0, 3]})
+    removal.remove(net, groups, {group.name: [0, 3]})
     assert layer.weight_quantizer.scale.tolist() == [1, 2, 4, 5, 6, 7]
-    assert all("quantizer" not in name for name in slices.describe(net)["tensors"])
+    assert all("quantizer" not in name for name in removal.describe(net)["tensors"])
 
 
 def test_another_net_is_refused():
     net, example = make("resnet")
     groups = find_groups(net, example)
-    slices.remove(net, groups, {group.name: [0] for group in groups})
+    removal.remove(net, groups, {group.name: [0] for group in groups})
     with pytest.raises(UserError, match=r"The structure.* of another net"):
-        slices.rebuild(make("vit")[0], slices.describe(net))
+        removal.rebuild(make("vit")[0], removal.describe(net))
 
 
 def test_a_residual_stream_is_one_group_and_a_block_has_one_of_its_own():
@@ -283,6 +290,6 @@ def test_each_importance_ranks_as_its_paper_does(net):
 
 
 def test_a_latency_budget_is_kept(monkeypatch):
-    monkeypatch.setattr(choice, "latency_share", lambda small, dense, example: parameters(small) / parameters(dense))
+    monkeypatch.setattr(removal, "latency_share", lambda small, dense, example: parameters(small) / parameters(dense))
     net = CifarResNet(depth=8, width=8)
     assert 0.45 < prune_channels(net, IMAGES, budget="latency", share=0.5, round_to=1)["parameters"] <= 0.5

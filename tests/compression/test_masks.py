@@ -8,14 +8,20 @@ from torch import Tensor, nn
 
 from lathe.compression.pruning.masks import (
     SparsitySchedule,
+    add_gradients,
     apply_masks,
+    batchnorm_weights,
+    copy_state,
     head_of,
+    input_squares,
     magnitude_masks,
     make_masks,
     maskable,
+    random_scores,
+    rewind,
     sparsity_of,
+    wanda,
 )
-from lathe.compression.pruning.rewiring import copy_state, rewind
 from lathe.errors import UserError
 from lathe.nets import GPT, CifarResNet, ViT
 
@@ -197,3 +203,59 @@ def test_stepped_jumps_from_start_to_end() -> None:
     once = SparsitySchedule(0.8, "stepped", start=10, end=40, jumps=1)
     assert due(once) == [40]
     assert (once.at(39), once.at(40)) == (0.0, 0.8)
+
+
+def test_random_depends_on_seed_step_and_index_alone() -> None:
+    one = random_scores((4, 4), 1, 3, 7)
+    torch.manual_seed(99)
+    assert torch.equal(random_scores((4, 4), 1, 3, 7), one)
+    others = [random_scores((4, 4), *place) for place in ((2, 3, 7), (1, 4, 7), (1, 3, 8))]
+    assert not any(torch.equal(other, one) for other in others)
+    assert ((one >= 0) & (one < 1)).all()
+
+
+def test_taylor_and_movement_add_up_products() -> None:
+    weight, gradients = (
+        torch.tensor([1.0, -2.0, 3.0]),
+        (torch.tensor([1.0, 1.0, -1.0]), torch.tensor([0.5, -1.0, torch.inf])),
+    )
+    taylor, movement = {"a": torch.zeros(3)}, {"a": torch.zeros(3)}
+    for gradient in gradients:
+        add_gradients(taylor, {"a": weight}, {"a": gradient}, "taylor")
+        add_gradients(movement, {"a": weight}, {"a": gradient}, "movement")
+    add_gradients(taylor, {"a": weight}, {"a": None}, "taylor")
+    assert taylor["a"].tolist() == [1.5, 4.0, 3.0]
+    assert movement["a"].tolist() == [-1.5, 0.0, 3.0]  # the first two move towards zero
+
+
+def test_wanda_by_hand() -> None:
+    net = nn.Sequential(nn.Linear(2, 2, bias=False))
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([[1.0, -1.0], [2.0, 3.0]]))
+        with input_squares(net, ["0.weight"]) as squares:
+            net(torch.tensor([[3.0, 0.0], [4.0, 1.0]]))
+            net(torch.tensor([[[0.0, 1.0]]]))
+    scores = wanda(dict(net.named_parameters()), squares)
+    assert torch.allclose(scores["0.weight"], torch.tensor([[5.0, 2**0.5], [10.0, 3 * 2**0.5]]))
+    assert not net[0]._forward_pre_hooks
+
+
+def test_batchnorms_are_those_behind_each_layer() -> None:
+    net = CifarResNet(depth=8, width=4)
+    norms = batchnorm_weights(net, maskable(net))
+    assert norms["blocks.1.shortcut.conv.weight"] is net.get_parameter("blocks.1.shortcut.bn.weight")
+    with pytest.raises(UserError, match=r"no BatchNorm of 2 channels follows 0\.weight"):
+        batchnorm_weights(nn.Sequential(nn.Linear(3, 2)), ["0.weight"])
+
+
+def test_wanda_of_grouped_convolutions() -> None:
+    net = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2))
+    x = torch.rand(5, 4, 7, 7)
+    with input_squares(net, ["0.weight"]) as squares, torch.no_grad():
+        net(x)
+    norms = x.square().sum((0, 2, 3)).sqrt()
+    scores = wanda({"0.weight": torch.ones(6, 2, 3, 3)}, squares)["0.weight"]
+    assert torch.allclose(scores[0, :, 0, 0], norms[:2])
+    assert torch.allclose(scores[5, :, 2, 2], norms[2:])
+    masks = make_masks({"0.weight": scores}, 0.5, scope="output")
+    assert (masks["0.weight"].flatten(1).sum(1) == 9).all()

@@ -11,10 +11,10 @@ from support.quiet import quiet_trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lathe.compression.channels.choice import prune_channels
-from lathe.compression.distillation.callback import Capture
-from lathe.compression.distillation.teacher import Teachers, frozen
-from lathe.compression.modes import evaluated
+from lathe.compression.channels.removal import prune_channels
+from lathe.compression.distillation.callback import Teachers, frozen
+from lathe.compression.distillation.losses import Capture
+from lathe.compression.modes import evaluated, reestimate_batchnorm
 from lathe.compression.pruning.callback import Prune
 from lathe.compression.quantization.ptq import quantize_static
 
@@ -160,3 +160,19 @@ def test_channels_of_computed_weights_stay(habit: str) -> None:
     before = net.stem.out_channels
     prune_channels(net, batches[0][0], share=0.6, round_to=1, min_channels=1)
     assert net.stem.out_channels < before == net.mid.out_channels
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3), nn.Dropout(0.5), nn.ReLU())
+
+
+def test_statistics_are_the_plain_average_over_the_batches():
+    torch.manual_seed(0)
+    model, batches = net(), [torch.randn(8, 1, 4, 4) + i for i in range(3)]
+    model[1].running_mean.fill_(100)
+    assert reestimate_batchnorm(model, batches) == 3
+    outputs = [model[0](batch).detach() for batch in batches]
+    mean = torch.stack([out.mean((0, 2, 3)) for out in outputs]).mean(0)
+    variance = torch.stack([out.var((0, 2, 3), unbiased=True) for out in outputs]).mean(0)
+    torch.testing.assert_close(model[1].running_mean, mean)
+    torch.testing.assert_close(model[1].running_var, variance)

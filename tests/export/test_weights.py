@@ -10,9 +10,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from lathe.compression.channels import slices
-from lathe.compression.channels.groups import find_groups
-from lathe.compression.quantization.net import (
+from lathe.compression.channels import removal
+from lathe.compression.channels.removal import find_groups
+from lathe.compression.quantization import (
     LayerPlan,
     calibrate,
     freeze_observers,
@@ -110,7 +110,7 @@ def test_a_quantized_net_comes_back_exactly(
 def test_removed_channels_are_in_the_header(images: Tensor, tmp_path: Path, make_resnet: Make) -> None:
     net, path, target = make_resnet(), tmp_path / "model.safetensors", get("safetensors")
     groups = find_groups(net, images[:2])
-    slices.remove(net, groups, {group.name: list(range(0, group.units, 2)) for group in groups})
+    removal.remove(net, groups, {group.name: list(range(0, group.units, 2)) for group in groups})
     assert sum(p.numel() for p in net.parameters()) < 0.5 * sum(p.numel() for p in make_resnet().parameters())
     target.export(net, images, path)
     assert "channels" in content(path)[0]["structure"]

@@ -14,7 +14,7 @@ import torch
 from support.hostile_runs import CANARY, OPEN, said
 from torch import nn
 
-from lathe.compression.distillation.teacher import open_teacher
+from lathe.compression.distillation.callback import open_teacher
 from lathe.data.published import ARCHIVES, read_archive
 from lathe.data.shards import FORMAT, SPLITS, VERSION, Shards, read_index
 from lathe.data.token_file import TokenFiles

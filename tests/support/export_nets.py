@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.quantization.net import LayerPlan, calibrate, freeze_observers, quantize
+from lathe.compression.quantization import LayerPlan, calibrate, freeze_observers, quantize
 from lathe.nets import MLP, CifarResNet
 
 __all__ = ["images", "make_images", "make_mlp", "make_resnet", "quantized"]

@@ -1,12 +1,12 @@
 from .checkpoint import Checkpoint as Checkpoint
+from .checkpoint import Preemption as Preemption
 from .checkpoint import numbers as numbers
 from .checkpoint_io import AtomicCheckpointIO as AtomicCheckpointIO
 from .device_stats import DeviceStats as DeviceStats
 from .ema import EMA as EMA
-from .model_summary import ModelSummary as ModelSummary
 from .nan_guard import NanGuard as NanGuard
-from .preemption import Preemption as Preemption
 from .profiler import TorchProfiler as TorchProfiler
+from .progress import ModelSummary as ModelSummary
 from .progress import Progress as Progress
 from .run_callbacks import ExactResume as ExactResume
 from .run_callbacks import FrozenStatistics as FrozenStatistics

@@ -1,23 +1,27 @@
-"""Write best.ckpt and last.ckpt, atomically, at steps from which a run resumes bit for bit."""
+"""Write best.ckpt and last.ckpt, from which a run resumes bit for bit; also when a signal asks it to stop."""
 
 import json
 import math
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.callbacks import Checkpoint as CheckpointBase
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from pydantic import Field
 from torch import Tensor
 
 from lathe.callbacks.checkpoint_io import AsyncCheckpointIO, AtomicCheckpointIO
+from lathe.callbacks.module_access import on_any_rank
 from lathe.compression.callback import compressions
 from lathe.config.types import Count, Name
 from lathe.config.validation import validated
@@ -62,15 +66,11 @@ class Top:
             folder = checkpoint.path(name).parent
             write_atomically(folder / LIST, json.dumps(self.kept, indent=2) + "\n")
             for one in ranked[count:]:
-                _remove(checkpoint.path(one["name"]))
-
-
-def _remove(path: Path) -> None:
-    """Remove a file, or the folder that a sharded strategy wrote and the link to it."""
-    folder = path.resolve()
-    path.unlink(missing_ok=True)
-    if folder != path and folder.is_dir():
-        shutil.rmtree(folder, ignore_errors=True)
+                path = checkpoint.path(one["name"])
+                written = path.resolve()
+                path.unlink(missing_ok=True)
+                if written != path and written.is_dir():  # a folder of a sharded strategy, and the link to it
+                    shutil.rmtree(written, ignore_errors=True)
 
 
 Asynchronous = TypedDict("Asynchronous", {"async": bool}, total=False)  # a keyword of Python's
@@ -336,3 +336,89 @@ def validation_follows(trainer: Trainer) -> bool:
     loop = trainer.fit_loop.epoch_loop
     fetcher = trainer.fit_loop._data_fetcher
     return fetcher is not None and loop._should_check_val_fx(fetcher)
+
+
+# SLURM's --signal is USR1 by convention, a terminal that closes sends HUP; Windows has neither
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
+
+
+class Preemption(Callback):
+    """Finish the optimizer step on SIGTERM, SIGHUP or SIGUSR1, write last.ckpt and stop.
+
+    A due validation runs first. A signal that the process ignores, as SIGHUP under nohup, stays ignored. Lightning's
+    handler starts a collective inside the signal handler, which can interleave with another rank's gradient reduction.
+    This one only stores the signal; every `every_n_steps` optimizer steps the ranks agree whether one was signalled,
+    and stop at the same step. A stop at an epoch's last step waits for the next step: no checkpoint contains the end of
+    an epoch (its row, a due stop), and a resumed run would skip it. After the last epoch, the run stops before the
+    test.
+    """
+
+    stops_all = True  # the ranks agree on a stop here, so Lightning need not ask them before every batch
+
+    @validated
+    def __init__(self, every_n_steps: Count = 10) -> None:
+        self.every_n_steps = every_n_steps
+        self.received: str | None = None
+        self._before: dict[int, Any] = {}
+        self._agreed = self._alone = self._waits = False
+
+    def skippable_steps(self, trainer: Trainer) -> float:
+        """Return inf for one process without a signal; several ranks agree at every n-th step."""
+        if self.received is not None or self._agreed:
+            return 0
+        return math.inf if self._alone else steps_before(trainer, self.every_n_steps)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._alone = trainer.world_size == 1
+        # Not sooner: Lightning registers its handlers after on_fit_start, and would call them before this one.
+        heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        if threading.current_thread() is not threading.main_thread():  # handlers can be set only in the main thread
+            heard = []
+        self._before = {number: signal.signal(number, self._note) for number in heard}
+
+    def _note(self, number: int, frame: Any) -> None:
+        self.received = signal.Signals(number).name
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._alone and self.received is None and not self._agreed:
+            return
+        if trainer.fit_loop._should_accumulate():
+            return  # no checkpoint contains accumulated gradients
+        if not self._agreed:
+            if trainer.world_size > 1 and not reached(trainer, self.every_n_steps):
+                return
+            self._agreed = self._any_rank(trainer)
+        if self._agreed and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            # If the flag is set during validation, Lightning stops between two of its batches, and a resumed run lacks
+            # that validation. A validation that was waited for and did not come has no batches.
+            self._waits = validation_follows(trainer) and not self._waits
+            trainer._signal_connector.received_sigterm = not self._waits  # raises SIGTERMException after the step
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._waits:
+            self._waits, trainer._signal_connector.received_sigterm = False, True
+
+    def _any_rank(self, trainer: Trainer) -> bool:
+        stop = on_any_rank(trainer, self.received is not None)
+        if stop:
+            self.received = self.received or "SIGTERM"
+        return stop
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._restore()
+        if self._agreed or self._any_rank(trainer):
+            raise SIGTERMException
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._restore()
+        if isinstance(exception, SIGTERMException):
+            for callback in trainer.checkpoint_callbacks:
+                if isinstance(callback, Checkpoint) and callback.saved_step != trainer.global_step:
+                    callback.save_last(trainer)
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}

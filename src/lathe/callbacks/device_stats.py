@@ -1,7 +1,6 @@
 """Load, temperature, memory and energy of devices."""
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import psutil
@@ -110,7 +109,10 @@ class DeviceStats(Callback):
 
     def _joules(self) -> dict[str, float]:
         """Return the joules of the whole run so far, of all ranks. A collective."""
-        return _sum([self._before, *everyones(self._meter.joules() if self._meter is not None else {})])
+        total: Counter[str] = Counter(self._before)  # type: ignore[arg-type]  # joules are no counts
+        for joules in everyones(self._meter.joules() if self._meter is not None else {}):
+            total.update(joules)
+        return dict(total)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the joules so far; a collective."""
@@ -126,13 +128,6 @@ class DeviceStats(Callback):
     def summary(self) -> dict[str, float]:
         """Return the run's joules, of those devices that count them."""
         return {f"energy_{name}_j": value for name, value in sorted((self._total or self._before).items())}
-
-
-def _sum(each: Iterable[dict[str, float]]) -> dict[str, float]:
-    total: Counter[str] = Counter()
-    for one in each:
-        total.update(one)
-    return dict(total)
 
 
 def gpus_of(trainer: Trainer) -> list[torch.device]:

@@ -167,7 +167,17 @@ class EMA(SkippableHooks, Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         net = net_of(pl_module)
-        _refuse_parts(net)
+        require(
+            not any(hasattr(parameter, "ds_id") for parameter in net.parameters()),
+            "callbacks.ema cannot average weights that DeepSpeed keeps in parts (stage 3): drop ema from callbacks, or "
+            "use strategy=fsdp, deepspeed_2 or ddp.",
+        )
+        names, *others = everyones(list(net.state_dict()))
+        require(
+            all(other == names for other in others),
+            "callbacks.ema cannot average a net that is cut between processes: drop ema from callbacks, or use "
+            "strategy=fsdp or ddp.",
+        )
         self._bind(net)
         self._install()
 
@@ -279,18 +289,3 @@ class EMA(SkippableHooks, Callback):
         by_position = {i: self._restored[name] for name, i in self._index.items()}
         self._average.tensors = [by_position[i].to(t.device, wide(t), copy=True) for i, t in enumerate(self._live)]
         self._restored = {}
-
-
-def _refuse_parts(net: nn.Module) -> None:
-    """Raise UserError if a rank does not hold its share of every tensor of the net."""
-    require(
-        not any(hasattr(parameter, "ds_id") for parameter in net.parameters()),
-        "callbacks.ema cannot average weights that DeepSpeed keeps in parts (stage 3): drop ema from callbacks, or use "
-        "strategy=fsdp, deepspeed_2 or ddp.",
-    )
-    names, *others = everyones(list(net.state_dict()))
-    if any(other != names for other in others):
-        raise UserError(
-            "callbacks.ema cannot average a net that is cut between processes: drop ema from callbacks, or use "
-            "strategy=fsdp or ddp."
-        )

@@ -1,7 +1,7 @@
 """Stop at the first number that is not finite, and name its tensor."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from lathe.callbacks.module_access import net_of, task_of
+from lathe.callbacks.module_access import net_of, on_any_rank, task_of
 from lathe.config.metric_names import split_of
 from lathe.config.types import Count
 from lathe.config.validation import validated
@@ -39,13 +39,13 @@ def names_of(trainer: Trainer, split: str, loader: Any, batch: int) -> Callable[
 def bad_batch(trainer: Trainer) -> str:
     """Read this rank's validation batches again; describe the first one that is not finite, or return ""."""
     loaders: Any = trainer.val_dataloaders
-    listed = loaders if isinstance(loaders, list) else [loaders]
-    for loader, count in zip(listed, trainer.num_val_batches, strict=False):
+    for loader, count in zip(
+        loaders if isinstance(loaders, list) else [loaders], trainer.num_val_batches, strict=False
+    ):
         for number, batch in enumerate(loader):
             if number >= count:
                 break
-            fault = bad_rows(batch, names_of(trainer, "val", loader, number))
-            if fault:
+            if fault := bad_rows(batch, names_of(trainer, "val", loader, number)):
                 return f"batch {number} of validation {fault}"
     return ""
 
@@ -169,13 +169,15 @@ class NanGuard(Callback):
         scaled = str(trainer.precision) == "16-mixed"  # by a GradScaler, or inside an engine
         bad_loss = self._first_bad_loss(scaled)
         suspect = bad_loss is not None
-        if gradients and not scaled:
-            suspect = suspect or not _all_finite(_gradients(net).values())
+        if gradients and not scaled and (found := list(_gradients(net).values())):
+            # in one read; unlike a sum of squares, the largest magnitude can't overflow
+            norms = torch.stack([norm.float() for norm in torch._foreach_norm(found, math.inf)])
+            suspect = suspect or not bool(norms.isfinite().all())
         elif gradients and scaler is not None:
             suspect = suspect or scaler.get_scale() < 2**-8
         if state:
             suspect = suspect or bool(_first_bad_state(net))
-        if _any_process(trainer, suspect):
+        if on_any_rank(trainer, suspect):
             # before the optimizer step, the current step is in `_ends` but not complete
             complete = len(self._ends) - gradients
             self._stop(trainer, net, now, trainer.global_step - complete + 1, bad_loss)
@@ -288,17 +290,3 @@ def _first_bad_state(net: nn.Module) -> str:
 
 def _finite(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() or bool(tensor.isfinite().all())
-
-
-def _all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Check all tensors in one read; unlike a sum of squares, the largest magnitude can't overflow."""
-    listed = list(tensors)
-    return not listed or bool(torch.stack([n.float() for n in torch._foreach_norm(listed, math.inf)]).isfinite().all())
-
-
-def _any_process(trainer: Trainer, flag: bool) -> bool:
-    if trainer.world_size == 1:
-        return flag
-    shared = torch.tensor(float(flag), device=trainer.strategy.root_device)
-    torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
-    return bool(shared.item())

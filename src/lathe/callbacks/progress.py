@@ -1,15 +1,20 @@
-"""A progress bar on a terminal, and one row per epoch."""
+"""What a run prints: a progress bar on a terminal, one row per epoch, and a table of the net's layers."""
 
 import math
 import sys
 from itertools import accumulate
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.callbacks import RichModelSummary, RichProgressBar
 from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
+from lightning.pytorch.utilities.model_summary import ModelSummary as Summary
+from lightning.pytorch.utilities.model_summary import summarize
+from pydantic import Field
+from rich.console import Console
 from rich.progress import TimeRemainingColumn
+from rich.table import Table
 from torch import Tensor
 
 from lathe.config.metric_names import split_of
@@ -174,3 +179,43 @@ def _count(trainer: Trainer, epoch: int) -> str:
 def _fitting(texts: list[str], width: int, gap: int) -> int:
     """Count the texts that fit into `width` columns, `gap` columns apart."""
     return sum(end - gap <= width for end in accumulate(len(text) + gap for text in texts))
+
+
+SHOWN = ("Name", "Type", "Params", "In sizes", "Out sizes")
+
+
+class ModelSummary(RichModelSummary):
+    """Lightning's summary with names, types and parameter counts of the modules that have parameters.
+
+    Lightning's FLOPs column is 0 unless the task has an example input. Once a strategy has sharded the net, rank 0
+    would count its own shard.
+    """
+
+    @validated
+    def __init__(self, max_depth: Annotated[int, Field(ge=-1)] = 1, **options: Any) -> None:
+        super().__init__(max_depth, **options)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            super().on_fit_start(trainer, pl_module)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Do nothing: `setup` prints the table."""
+
+    def _summary(self, trainer: Trainer, pl_module: LightningModule) -> Summary:
+        return summarize(pl_module, max_depth=self._max_depth)  # not DeepSpeed's own: the net is not sharded yet
+
+    @staticmethod
+    def summarize(
+        summary_data: list[tuple[str, list[str]]], total_parameters: int, trainable_parameters: int, *_: Any, **__: Any
+    ) -> None:
+        columns = {name: values for name, values in summary_data if name in SHOWN}
+        table = Table()
+        for name in columns:
+            table.add_column(name, justify="right" if name == "Params" else "left")
+        for *row, count in zip(*columns.values(), columns["Params"], strict=True):
+            if count.strip() != "0":
+                table.add_row(*row)
+        console = Console()
+        console.print(table)
+        console.print(f"{total_parameters:,} parameters, {trainable_parameters:,} of them trainable")

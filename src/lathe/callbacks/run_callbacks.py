@@ -10,9 +10,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from torch import nn
 
-from lathe.callbacks.ownership import is_users
+from lathe.callbacks.module_access import is_users
 from lathe.data.order import EpochLoader
 from lathe.measure.processes import everyones
 
@@ -34,11 +33,8 @@ class ExactResume(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loop = trainer.fit_loop
-        if (
-            loop._combined_loader_states_to_load
-            and loop._combined_loader is not None
-            and loop._data_fetcher is not None
-        ):
+        ready = loop._combined_loader is not None and loop._data_fetcher is not None  # their length may be unknown
+        if loop._combined_loader_states_to_load and ready:
             loop._combined_loader._load_state_dicts(loop._combined_loader_states_to_load)
             loop._combined_loader_states_to_load = []
             iter(loop._data_fetcher)  # replaces the iterator at the old position
@@ -79,13 +75,7 @@ def _get_state() -> dict[str, Any]:
     state: dict[str, Any] = {
         # one tensor: torch.save takes longer for a tuple of numbers than for the weights of a small net
         "python": (version, torch.tensor(words), gauss),
-        "numpy": [
-            name,
-            torch.from_numpy(np.asarray(keys).astype(np.int64)),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        ],
+        "numpy": [name, torch.tensor(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)],
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_available():
@@ -124,18 +114,13 @@ class FrozenStatistics(Callback):
     """Keep fully frozen normalization layers in eval mode, so that their statistics do not change."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._hold(pl_module)
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._hold(pl_module)
-
-    @staticmethod
-    def _hold(module: nn.Module) -> None:
-        for part in module.modules():
+        for part in pl_module.modules():
             own = list(part.parameters(recurse=False))
             running = any(value is not None and "running" in name for name, value in part.named_buffers(recurse=False))
             if own and running and not any(parameter.requires_grad for parameter in own):
                 part.eval()
+
+    on_train_epoch_start = on_train_start
 
 
 class TrialReport(Callback):
@@ -152,16 +137,14 @@ class TrialReport(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
             return
-        value = trainer.callback_metrics.get(self.monitor)
-        stop = self.trial is not None and value is not None and self._behind(trainer, float(value))
+        value, stop = trainer.callback_metrics.get(self.monitor), False
+        if self.trial is not None and value is not None:
+            step = validations(trainer)
+            if step not in self.trial.storage.get_trial(self.trial._trial_id).intermediate_values:  # unless repeated
+                self.trial.report(float(value), step)
+            stop = not at_end(trainer) and bool(self.trial.should_prune())
         if trainer.strategy.broadcast(stop):
             self.pruned, trainer.should_stop = trainer.global_step, True
-
-    def _behind(self, trainer: Trainer, value: float) -> bool:
-        step = validations(trainer)
-        if step not in self.trial.storage.get_trial(self.trial._trial_id).intermediate_values:  # unless repeated
-            self.trial.report(value, step)
-        return not at_end(trainer) and bool(self.trial.should_prune())
 
 
 def at_end(trainer: Trainer) -> bool:
@@ -186,7 +169,6 @@ class Graphs(Callback):
     """
 
     skippable_steps = None  # every step is needed
-
     made = anew = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -64,11 +64,6 @@ class Gathered:
     note: str = ""
 
 
-def calibration_error(calibration: Tensor) -> float:
-    """Return the expected calibration error: sum over bins of |correct - probabilities| / samples."""
-    return float((calibration[2] - calibration[1]).abs().sum() / calibration[0].sum())
-
-
 def write_page(folder: Path, gathered: Gathered) -> Path:
     """Write <split>.json and <split>.html into `folder`; return the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +74,8 @@ def write_page(folder: Path, gathered: Gathered) -> Path:
 
 
 def _numbers(gathered: Gathered) -> dict[str, Any]:
-    count, probability, right = gathered.calibration.tolist()
+    bins = gathered.calibration
+    count, probability, right = bins.tolist()
 
     def shown(samples: Sequence[Shown]) -> list[dict[str, Any]]:
         rows = [{name: value for name, value in s._asdict().items() if name != "pixels"} for s in samples]
@@ -89,7 +85,7 @@ def _numbers(gathered: Gathered) -> dict[str, Any]:
         "split": gathered.split,
         "samples": int(gathered.confusion.sum()),
         "accuracy": int(gathered.confusion.trace()) / int(gathered.confusion.sum()),
-        "calibration_error": calibration_error(gathered.calibration),
+        "calibration_error": float((bins[2] - bins[1]).abs().sum() / bins[0].sum()),
         "calibration": [
             {"samples": int(n), "probability": p / n, "accuracy": r / n}
             for n, p, r in zip(count, probability, right, strict=True)

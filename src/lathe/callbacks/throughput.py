@@ -36,11 +36,6 @@ def try_count(count: Callable[[], T]) -> T | None:
         return None
 
 
-def compute_dtype(trainer: Trainer) -> torch.dtype:
-    # "transformer-engine" and "64-true" have no column in the table of peaks.
-    return _DTYPES.get(str(trainer.precision).split("-")[0], torch.float64)
-
-
 RESULTS = ("step_ms", "data_wait", "grad_sync", "mfu", "epoch_s", "peak_gpu_bytes", "peak_resident_bytes")
 TIMED = ("cpu", "cuda")  # devices for which DDP's reducer has a timer
 
@@ -114,7 +109,9 @@ class Throughput(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
-            self._peak = self.peak_flops or peak_flops(trainer.strategy.root_device, compute_dtype(trainer))
+            # "transformer-engine" and "64-true" have no column in the table of peaks
+            dtype = _DTYPES.get(str(trainer.precision).split("-")[0], torch.float64)
+            self._peak = self.peak_flops or peak_flops(trainer.strategy.root_device, dtype)
             known = task_of(pl_module) is pl_module  # how a user's module uses a batch is unknown
             if self._peak and trainer.is_global_zero and known:
                 self._twin = try_count(lambda: without_memory(net_of(pl_module)))

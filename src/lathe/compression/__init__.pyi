@@ -3,11 +3,11 @@ from .callback import compressions as compressions
 from .channels.callback import PruneChannels as PruneChannels
 from .distillation.callback import Distill as Distill
 from .modes import reestimate_batchnorm as reestimate_batchnorm
+from .pruning.callback import Lottery as Lottery
 from .pruning.callback import Prune as Prune
 from .pruning.callback import PruneNM as PruneNM
 from .pruning.callback import PruneStructured as PruneStructured
-from .pruning.rewiring_callback import Lottery as Lottery
-from .pruning.rewiring_callback import RigL as RigL
+from .pruning.callback import RigL as RigL
 from .quantization.callback import QAT as QAT
 from .quantization.callback import PTQDynamic as PTQDynamic
 from .quantization.callback import PTQStatic as PTQStatic

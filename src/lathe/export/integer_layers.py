@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lathe.compression.quantization.equalize import followers
 from lathe.compression.quantization.fake_quant import TINY, FakeQuantize
-from lathe.compression.quantization.layers import QuantAdd
-from lathe.compression.quantization.net import integer_weight, quantized_layers, strip
+from lathe.compression.quantization.net import QuantAdd, integer_weight, quantized_layers, strip
+from lathe.compression.quantization.ptq import followers
 from lathe.errors import require
 from lathe.measure.calls import Call
 

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import OutOfMemoryError, Tensor
 
-from lathe.callbacks.ownership import is_users
+from lathe.callbacks.module_access import is_users
 from lathe.data.base import ExactDataModule
 from lathe.errors import UserError, require
 from lathe.tasks.checkpoint_types import check_checkpoint, readable_hyper_parameters, without_numpy

@@ -14,7 +14,7 @@ from rich.table import Table
 
 import lathe.loggers
 from lathe.callbacks import Checkpoint, TrialReport, numbers
-from lathe.callbacks.ownership import is_based_on_lathe
+from lathe.callbacks.module_access import is_based_on_lathe
 from lathe.compression import Compression
 from lathe.config.compression_plan import methods
 from lathe.config.metric_names import directions, lower_is_better, split_of

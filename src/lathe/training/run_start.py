@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lathe import data, loggers
 from lathe.callbacks import Preemption
-from lathe.callbacks.ownership import is_users
+from lathe.callbacks.module_access import is_users
 from lathe.config.compression_plan import methods
 from lathe.config.resolve import flatten
 from lathe.config.schema import with_keys

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from lathe import export
 from lathe.compression import QAT, PTQDynamic, PTQStatic, WeightOnly, reestimate_batchnorm
 from lathe.compression.channels import prune_channels
-from lathe.compression.channels.choice import Options
+from lathe.compression.channels.removal import Options
 from lathe.compression.pruning import apply_masks, magnitude_masks, sparsity_of
 from lathe.compression.pruning.masks import Masks
 from lathe.compression.quantization import describe, freeze_observers, quantize, set_enabled, strip, update_ranges

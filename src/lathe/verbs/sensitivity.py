@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import nn
 
 from lathe.compression.pruning import sensitivity as search
-from lathe.compression.quantization.layers import quantized_class
+from lathe.compression.quantization.net import quantized_class
 from lathe.compression.structure import structure_of
 from lathe.data.transfer import train_batches
 from lathe.errors import UserError, did_you_mean, require

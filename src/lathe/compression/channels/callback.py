@@ -13,9 +13,22 @@ from torch.optim import Optimizer
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.skippable_hooks import SkippableHooks
 from lathe.compression.callback import Compression, an_input, first_batches, first_inputs, steps_of
-from lathe.compression.channels import slices
-from lathe.compression.channels.choice import Options, add_penalty, loss_change, shares, sizes, skeleton
-from lathe.compression.channels.groups import find_groups, require_packages
+from lathe.compression.channels.removal import (
+    Group,
+    Options,
+    add_penalty,
+    describe,
+    fading,
+    find_groups,
+    loss_change,
+    positions,
+    remove,
+    require_packages,
+    shares,
+    silence,
+    sizes,
+    skeleton,
+)
 from lathe.compression.modes import evaluated, reestimate_batchnorm
 from lathe.config.types import ChannelBudget, ChannelImportance, Count, Name, OpenShare, Positive, Share
 from lathe.config.validation import validated
@@ -38,7 +51,7 @@ class PruneChannels(SkippableHooks, Compression):
 
     Args:
         budget, share, importance, scope, round_to, min_channels, exclude: see
-            `lathe.compression.channels.choice.Options`.
+            `lathe.compression.channels.removal.Options`.
         mode: `gradual` or `one_shot`.
         start, end: shares of the window at which fading begins and ends.
         regularise: `group_norm`, `group_lasso`, `bn_scale`, or null: penalty on weak units up to `start`.
@@ -84,7 +97,7 @@ class PruneChannels(SkippableHooks, Compression):
         self.shares: dict[str, float] = {}  # remaining shares of the dense net
         self._step = -1  # the last optimizer step that was processed; -1 before training
         self._sensitivity: dict[str, Tensor] = {}
-        self._groups: list[slices.Group] = []
+        self._groups: list[Group] = []
         # the dense net, without values unless its time counts
         self._dense: tuple[nn.Module, Any] | None = None
         # by parameter name, True where weights do not fade; this rank's weights, and ones where they fade
@@ -97,6 +110,7 @@ class PruneChannels(SkippableHooks, Compression):
         self._reset()
         net = core_of(pl_module)
         strategy: Any = trainer.strategy
+        task: Any = pl_module
         # Lightning's own strategies have no `reshapes`
         reshapes = getattr(strategy, "reshapes", hasattr(strategy, "deepspeed_engine"))
         require(
@@ -111,32 +125,28 @@ class PruneChannels(SkippableHooks, Compression):
             self.mode == "gradual" or self.window[0] == 0,
             f"{KEY}.mode=one_shot acts before the first step: list it first in compression.stages, or use gradual.",
         )
-        if self.mode == "one_shot" and slices.describe(net):  # a resumed run: the net already has its structure
+        if self.mode == "one_shot" and describe(net):  # a resumed run: the net already has its structure
             return
         example = an_input(trainer, pl_module, self.latency_batch)
         with under(KEY):
             self._groups = find_groups(net, example, self.options.exclude)
-        if self.mode == "one_shot":
-            self._remove_now(trainer, pl_module, net, example)
-        elif self.options.budget == "latency":
-            self._dense = copy.deepcopy(net), example
-        else:
-            self._dense = skeleton(net, example)
-
-    def _remove_now(self, trainer: Trainer, pl_module: Any, net: nn.Module, example: Any) -> None:
+        if self.mode == "gradual":
+            latency = self.options.budget == "latency"
+            self._dense = (copy.deepcopy(net), example) if latency else skeleton(net, example)
+            return
         home, device = next(net.parameters()).device, trainer.strategy.root_device
         net.to(device)
         if self.options.importance == "taylor":
             require(not is_foreign(pl_module), f"{KEY}.importance=taylor needs mode=gradual with a LightningModule.")
             with evaluated(net):
                 for batch in first_batches(trainer, pl_module, BATCHES):
-                    loss = torch.stack(list(pl_module.losses(net(net_input(batch)), batch).values())).sum()
+                    loss = torch.stack(list(task.losses(net(net_input(batch)), batch).values())).sum()
                     loss.backward()
                     self._add_sensitivity(net)
                     net.zero_grad(set_to_none=True)
         self._dense = net, example
         self._choose(trainer, net)
-        slices.remove(net, self._groups, self.chosen or {})
+        remove(net, self._groups, self.chosen or {})
         reestimate_batchnorm(net, first_inputs(trainer, pl_module, BATCHES), BATCHES)
         if trainer.world_size > 1:
             for buffer in net.buffers():
@@ -155,7 +165,7 @@ class PruneChannels(SkippableHooks, Compression):
                         dense, self._groups, example, tensors, self._sensitivity, torch.initial_seed()
                     )
                 small = copy.deepcopy(dense)
-                slices.remove(small, self._groups, self.chosen)
+                remove(small, self._groups, self.chosen)
                 self.shares = shares(sizes(dense, example), sizes(small, example))
             except UserError as error:
                 message = str(error)
@@ -227,7 +237,7 @@ class PruneChannels(SkippableHooks, Compression):
     def _bind(self, net: nn.Module) -> None:
         """Find the weights that fade."""
         named = parameters_of(net)
-        masks = slices.fading(self._groups, self.chosen or {}, net)
+        masks = fading(self._groups, self.chosen or {}, net)
         masks = {name: mask.to(named[name].device) for name, mask in masks.items()}
         self._stays = {name: ~mask for name, mask in masks.items()}
         weights = [local(named[name]) for name in masks]
@@ -244,12 +254,12 @@ class PruneChannels(SkippableHooks, Compression):
             rank_zero_warn(f"{KEY}: training ended before {KEY}.end={self.end}, so no channel was removed.")
             self.chosen = None
             return False
-        slices.silence(net, self._groups, self.chosen)  # an average of weights is not exactly zero there
-        slices.remove(net, self._groups, self.chosen)
+        silence(net, self._groups, self.chosen)  # an average of weights is not exactly zero there
+        remove(net, self._groups, self.chosen)
         return True
 
     def leaving(self) -> dict[str, dict[int, set[int]]]:
-        return slices.positions(self._groups, self.chosen or {}) if self.removes_late else {}
+        return positions(self._groups, self.chosen or {}) if self.removes_late else {}
 
     def report(self) -> dict[str, float]:
         removed = self.mode == "one_shot" or self.factor == 0.0

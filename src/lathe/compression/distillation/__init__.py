@@ -1,5 +1,9 @@
 """Distillation losses on outputs, features and relations of samples."""
 
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+from .losses import attention as attention
+from .losses import crd as crd
+from .losses import dist as dist
+from .losses import dkd as dkd
+from .losses import hint as hint
+from .losses import kd as kd
+from .losses import rkd as rkd

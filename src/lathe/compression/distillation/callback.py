@@ -1,24 +1,28 @@
 """Knowledge distillation: add a frozen teacher's term to the student's loss."""
 
+import copy
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from contextlib import ExitStack, nullcontext
 from functools import partial, wraps
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from pydantic import Field
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
+from lathe.callbacks.ema import MovingAverage
 from lathe.compression.callback import Compression, an_input
 from lathe.compression.distillation import losses
-from lathe.compression.distillation.teacher import KEY, OpenRun, Teachers, name_of
-from lathe.compression.modes import copy_input, evaluated
+from lathe.compression.distillation.losses import FEATURES, KEY, WEIGHTS, Capture, Comparison, Counted, Probe, add_terms
+from lathe.compression.modes import copy_input
+from lathe.compression.quantization.net import quantizers
+from lathe.compression.structure import apply_structure
 from lathe.config.types import (
     Count,
     DistillationMethod,
@@ -33,16 +37,15 @@ from lathe.config.types import (
 )
 from lathe.config.validation import validated
 from lathe.data.order import IGNORE
+from lathe.data.transfer import val_batches
 from lathe.errors import ArgumentError, UserError, require
 from lathe.measure.calls import Call, output_of, run
 from lathe.measure.processes import everyones_tensors, processes
+from lathe.measure.shards import whole
 from lathe.tasks.core import core_of, is_foreign
 
-# Factor of each method's term: 1 in DKD's and DIST's papers, the CRD repository's for the others.
-WEIGHTS = {"kd": 1.0, "dkd": 1.0, "dist": 1.0, "fitnets": 100.0, "attention": 1000.0, "rkd": 1.0, "crd": 0.8}
-FEATURES = ("fitnets", "attention", "rkd", "crd")  # methods that compare layers
+OpenRun = Callable[[str], nn.Module]
 Layers = Name | Annotated[list[Any], Field(min_length=1)]
-Shape = tuple[int, ...]
 
 
 class Distill(Compression):
@@ -131,7 +134,16 @@ class Distill(Compression):
         (begin, end), step = self._steps, self._trainer.global_step
         if begin <= step < end:
             hard = torch.stack(list(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values()))
-            soft = self._soft(outputs, x, batch)
+            logits, kind, members = self.teachers.answers(x), outputs.device.type, self.teachers.shares
+            # 16 bits are too imprecise for relations, and this part is cheap
+            with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
+                counted = counted_rows(outputs, batch)
+                soft = add_terms(
+                    [
+                        share * comparison(outputs, logits[:, index], self._capture, counted)
+                        for index, (share, comparison) in enumerate(zip(members, self.comparisons, strict=True))
+                    ]
+                )
             if self.warmup:
                 soft = soft * min(1.0, (step - begin + 1) / max(1.0, self.warmup * (end - begin)))
             if self.alpha is not None:
@@ -142,18 +154,6 @@ class Distill(Compression):
         if self._capture is not None:
             self._capture.found.clear()
         return terms
-
-    def _soft(self, outputs: Tensor, x: Any, batch: Any) -> Tensor:
-        logits = self.teachers.answers(x)
-        kind = outputs.device.type
-        # 16 bits are too imprecise for relations, and this part is cheap
-        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
-            counted = counted_rows(outputs, batch)
-            terms = [
-                share * comparison(outputs, logits[:, index], self._capture, counted)
-                for index, (share, comparison) in enumerate(zip(self.teachers.shares, self.comparisons, strict=True))
-            ]
-        return _sum(terms)
 
     def check(self, net: nn.Module) -> None:
         self.teachers.open(self.open_run)
@@ -322,7 +322,13 @@ class Distill(Compression):
             score = getattr(callback, "best_score", None)
             if score is not None and not is_foreign(pl_module) and callback.monitor == pl_module.monitor:  # type: ignore[attr-defined]
                 metric = pl_module.monitor.partition("/")[2]
-                self.teachers.compare(score, metric, lower=metric in pl_module.minimised)
+                theirs = [metrics[metric] for metrics in self.teachers.metrics if metric in metrics]
+                best = min if metric in pl_module.minimised else max
+                if theirs and best(score, *theirs) == score:
+                    rank_zero_warn(
+                        f"{KEY}.teacher={', '.join(map(name_of, self.teachers.specs))} is no better than its student: "
+                        f"val/{metric} is {best(theirs):.4g} of the teacher and {score:.4g} of the student."
+                    )
 
     def report(self) -> dict[str, float]:
         return self.teachers.report()
@@ -351,9 +357,6 @@ class Distill(Compression):
             comparison.load_state_dict(state)
 
 
-Counted = tuple[Tensor | None, Tensor | None, Tensor | None]
-
-
 def counted_rows(outputs: Tensor, batch: Any) -> Counted:
     """Return targets, weights of rows and their sum, of a batch `(x, y)` or `(x, y, count)` as tasks have.
 
@@ -368,184 +371,6 @@ def counted_rows(outputs: Tensor, batch: Any) -> Counted:
         return target.flatten(0, -2), None, None
     flat = target.flatten()
     return flat, flat != IGNORE, batch[2] if len(batch) > 2 else None
-
-
-class Comparison:
-    """Terms of one teacher, with connectors and `crd`'s queue: equal on all ranks, in neither net."""
-
-    def __init__(self, options: Distill, student: "Probe", teacher: "Probe", seed: int) -> None:
-        self.weights, self.losses = options.weights, options.losses
-        self.channels: dict[str, int] = {}  # of the student's layers, in the unsharded net
-        self.connectors = nn.ModuleDict()
-        self.queue: losses.Queue | None = None
-        self._pending: tuple[Tensor, Tensor] | None = None  # pushed to the queue after the backward pass
-        self.pairs = {
-            method: pairs_of(method, student, teacher, options.layers) for method in self.weights if method in FEATURES
-        }
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            for method, pairs in self.pairs.items():
-                for index, (ours, theirs) in enumerate(pairs):
-                    shapes = student.shapes[ours], teacher.shapes[theirs]
-                    self.channels[ours] = _channels(shapes[0])
-                    if method == "fitnets":
-                        self.connectors[f"fitnets_{index}"] = losses.connector(*shapes)
-                    if method == "crd":
-                        mine, other = (math.prod(shape) for shape in shapes)
-                        self.connectors[f"crd_{index}"] = losses.Projections(mine, other, options.crd_features)
-        if "crd" in self.pairs:
-            require(len(self.pairs["crd"]) == 1, f"{KEY}.student_layers: crd compares one embedding. Name one layer.")
-            self.queue = losses.Queue(options.crd_queue, options.crd_features) if options.crd_queue else None
-        names = [theirs for pairs in self.pairs.values() for _, theirs in pairs]
-        self.capture = Capture(teacher.net, names, training_only=False) if names else None
-
-    def to(self, device: torch.device) -> None:
-        self.connectors.to(device)
-        if self.queue is not None:
-            self.queue.embeddings, self.queue.labels = self.queue.embeddings.to(device), self.queue.labels.to(device)
-
-    def __call__(self, outputs: Tensor, logits: Tensor, ours: "Capture | None", counted: Counted) -> Tensor:
-        """Return the weighted sum of the terms: 0-dim, in at least float32. Call without autocast."""
-        terms = [weight * self._term(name, outputs, logits, ours, counted) for name, weight in self.weights.items()]
-        self.forget()
-        return _sum(terms)
-
-    def forget(self) -> None:
-        """Discard the teacher's features of the last forward pass."""
-        if self.capture is not None:
-            self.capture.found.clear()
-
-    def _term(self, method: str, outputs: Tensor, logits: Tensor, ours: "Capture | None", counted: Counted) -> Tensor:
-        loss, (target, rows, count) = self.losses[method], counted
-        if method == "kd":
-            return loss(outputs, logits, rows=rows, count=count)
-        if method == "dkd":
-            if target is None:
-                raise UserError(f"{KEY}.method=dkd needs a target for each row of logits: use kd.")
-            return loss(outputs, logits, target, rows=rows, count=count)
-        if method == "dist":
-            return loss(outputs, logits, rows=rows)
-        assert ours is not None
-        assert self.capture is not None
-        terms = []
-        for index, (mine, other) in enumerate(self.pairs[method]):
-            features = ours.take(mine)
-            require(
-                _channels(features.shape[1:]) == self.channels[mine],
-                f"{KEY}: the strategy or another method has removed channels of {mine}, which {method} can't compare: "
-                "use method=kd, dkd or dist.",
-            )
-            terms.append(self._feature(method, index, features, self.capture.take(other), target, rows))
-        return _sum(terms)
-
-    def _feature(
-        self, method: str, index: int, ours: Tensor, theirs: Tensor, target: Tensor | None, rows: Tensor | None
-    ) -> Tensor:
-        loss = self.losses[method]
-        if method == "fitnets":
-            link: Any = self.connectors[f"fitnets_{index}"]
-            if rows is not None and ours.dim() == 3 and len(rows) == len(ours):
-                rows = rows.repeat_interleave(ours.shape[1])
-            return loss(link(ours.to(link.weight.dtype)), theirs, rows)
-        if method != "crd":
-            return loss(ours, theirs, rows=rows)
-        self.flush()
-        mine, other = self.connectors[f"crd_{index}"](ours, theirs)
-        hard = None if target is None or target.is_floating_point() else target
-        if self.queue is not None:
-            self._pending = _everyones(other, hard)
-        return loss(mine, other, hard, self.queue, rows=rows)
-
-    def flush(self) -> None:
-        """Push the last batch's embeddings; the backward pass needs the queue before that."""
-        if self.queue is not None and self._pending is not None:
-            self.queue.push(*self._pending)
-            self._pending = None
-
-    def state_dict(self) -> dict[str, Any]:
-        self.flush()
-        state: dict[str, Any] = {"connectors": {k: v.detach().clone() for k, v in self.connectors.state_dict().items()}}
-        if self.queue is not None:
-            queue = self.queue
-            state |= {"queue": queue.embeddings.clone(), "labels": queue.labels.clone(), "next": queue.next}
-        return state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.connectors.load_state_dict(state["connectors"])
-        if self.queue is not None and "queue" in state:
-            self.queue.embeddings.copy_(state["queue"])
-            self.queue.labels.copy_(state["labels"])
-            self.queue.next = state["next"]
-
-
-def _sum(terms: list[Tensor]) -> Tensor:
-    return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
-
-
-def _channels(shape: Shape) -> int:
-    """Return the channels of a feature shape without the batch: the first of three sizes, else the last."""
-    return shape[0] if len(shape) == 3 else shape[-1]
-
-
-def _everyones(embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return all ranks' embeddings and labels in the order of ranks, so that queues are equal."""
-    embeddings = embeddings.detach().contiguous()
-    labels = torch.full((len(embeddings),), -2, device=embeddings.device) if labels is None else labels.contiguous()
-    if processes() > 1:
-        embeddings, labels = torch.cat(everyones_tensors(embeddings)), torch.cat(everyones_tensors(labels))
-    return embeddings, torch.where(labels == IGNORE, -1, labels)  # a padding row counts as an empty place
-
-
-@dataclass
-class Probe:
-    """A net's output, and each layer's output shape without the batch, in call order.
-
-    `head` is the last linear layer, `embedding` the shape of its input.
-    """
-
-    net: nn.Module
-    output: Tensor = field(default_factory=lambda: torch.empty(0))
-    shapes: dict[str, Shape] = field(default_factory=dict)
-    head: str | None = None
-    embedding: Shape = ()
-
-    @classmethod
-    def of(cls, net: nn.Module, x: Tensor | Call) -> "Probe":
-        """Run `net` on `x` [batch, ...] once, in eval mode and uncompiled, and leave it unchanged."""
-        found = cls(net)
-
-        def look(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and name:
-                found.shapes[name] = tuple(output.shape[1:])
-                if isinstance(module, nn.Linear):
-                    found.head, found.embedding = name, tuple(inputs[0].shape[1:])
-
-        handles = [module.register_forward_hook(partial(look, name)) for name, module in net.named_modules()]
-        with evaluated(net, handles), torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            outputs = run(net, x)
-        output = output_of(outputs)
-        require(output is not None, f"{KEY}: {type(net).__name__} returns several tensors, none of them named logits.")
-        found.output = cast(Tensor, output)
-        return found
-
-    def stage_ends(self) -> list[str]:
-        """Return the last of each run of `net.blocks` with one output shape; empty for a net without `blocks`."""
-        names = [name for name in self.shapes if name.startswith("blocks.") and name.count(".") == 1]
-        after = [self.shapes[name] for name in names[1:]]
-        return [name for name, later in zip(names, [*after, None], strict=True) if self.shapes[name] != later]
-
-    def match(self, key: str, patterns: Sequence[str]) -> list[str]:
-        """Return the layers that match `patterns` (`*` for anything), in the order of patterns and calls."""
-        chosen: dict[str, None] = {}
-        for pattern in patterns:
-            matching = [name for name in self.shapes if fnmatchcase(name, pattern)]
-            require(bool(matching), f"{KEY}.{key}={pattern} matches no layer: choose among {self.listed()}.")
-            chosen |= dict.fromkeys(matching)
-        return list(chosen)
-
-    def listed(self) -> str:
-        """Return the first dozen layers with their shapes, for messages."""
-        return ", ".join(f"{name} {list(shape)}" for name, shape in list(self.shapes.items())[:12])
 
 
 def _probe_teacher(name: str, net: nn.Module, example: Tensor | Call, student: Probe) -> Probe:
@@ -567,90 +392,246 @@ def _probe_teacher(name: str, net: nn.Module, example: Tensor | Call, student: P
     return found
 
 
-def fits(method: str, student: Shape, teacher: Shape) -> bool:
-    """Return whether a feature method can compare features of these shapes, without the batch."""
-    if method == "attention":
-        pairs = list(zip(student[1:], teacher[1:], strict=False))
-        return len(student) == len(teacher) == 3 and all(max(pair) % min(pair) == 0 for pair in pairs)
-    if method == "fitnets":
-        places = (student[1:], teacher[1:]) if len(student) == 3 else (student[:-1], teacher[:-1])
-        return len(student) == len(teacher) <= 3 and places[0] == places[1]
-    return all(len(shape) in (1, 3) for shape in (student, teacher))  # rkd and crd: one vector per sample
+class Teachers:
+    """Teachers that are not submodules, so that no checkpoint, hyper-parameter or DDP bucket has them.
 
-
-def pairs_of(method: str, student: Probe, teacher: Probe, layers: tuple[Any, Any]) -> list[tuple[str, str]]:
-    """Return the layers of student and teacher that a feature method compares.
-
-    By default: the input of the head, written `<head>.input`, for rkd and crd; the last blocks of all stages for
-    attention, of the middle stage for fitnets. Raises UserError if a pattern matches nothing, or numbers or shapes
-    differ.
+    `teacher` is a run directory, "ema", {"net": net, "weights": path}, or a list. `weights` are those of the soft term
+    (None: equal); `cache` MiB of their logits are cached.
     """
-    chosen: list[list[str]] = []
-    for key, given, found in zip(("student_layers", "teacher_layers"), layers, (student, teacher), strict=True):
-        if given is not None:
-            chosen.append(found.match(key, [given] if isinstance(given, str) else list(given)))
-        elif method in ("rkd", "crd") and found.head is not None:
-            found.shapes[f"{found.head}.input"] = found.embedding
-            chosen.append([f"{found.head}.input"])
-        else:
-            ends = found.stage_ends()
+
+    def __init__(self, teacher: Any, weights: Sequence[float] | None, ema_decay: float, cache: float) -> None:
+        several = isinstance(teacher, Sequence) and not isinstance(teacher, str)
+        self.specs: list[Any] = list(teacher) if several else [teacher]
+        require(bool(self.specs), f"{KEY}.teacher=[] names no teacher: give the directory of a finished run.")
+        for spec in self.specs:
             require(
-                bool(ends),
-                f"{KEY}.{key}=null: the net names no blocks for {method}; choose among {found.listed()}.",
+                isinstance(spec, str | Path)
+                or (
+                    isinstance(spec, Mapping) and set(spec) == {"net", "weights"} and isinstance(spec["net"], nn.Module)
+                ),
+                f"{KEY}.teacher={spec!r:.80}: give a finished run's directory, ema, or {{net: ..., weights: ...}}.",
             )
-            chosen.append([ends[len(ends) // 2]] if method == "fitnets" else ends)
-    ours, theirs = chosen
-    require(
-        len(ours) == len(theirs),
-        f"{KEY}.student_layers are {', '.join(ours)} and teacher_layers {', '.join(theirs)}: give as many of one as of "
-        "the other.",
-    )
-    pairs = list(zip(ours, theirs, strict=True))
-    for mine, other in pairs:
-        shapes = student.shapes[mine], teacher.shapes[other]
-        able = [name for name, shape in student.shapes.items() if fits(method, shape, shapes[1])]
-        require(
-            fits(method, *shapes),
-            f"{KEY}.student_layers={mine} gives {list(shapes[0])}, which {method} can't compare with {list(shapes[1])} "
-            f"of the teacher's {other}. Choose among the student's {', '.join(able[:12]) or 'none'}.",
-        )
-    return pairs
+        require(len(self.specs) == 1 or "ema" not in self.specs, f"{KEY}.teacher={teacher}: ema teaches alone.")
+        given = weights or [1.0] * len(self.specs)
+        if len(given) != len(self.specs):
+            raise ArgumentError(f"teacher_weights={weights}: give {len(self.specs)} numbers, one for each teacher.")
+        if cache and "ema" in self.specs:
+            raise ArgumentError(f"cache={cache} needs a teacher that does not change, unlike teacher=ema: set cache=0.")
+        self.shares = [value / sum(given) for value in given]
+        self.ema_decay = ema_decay
+        self.cache = LogitCache(int(cache * 2**20)) if cache else None
+        self.average: Average | None = None
+        self.nets: list[nn.Module] = []
+        self.metrics: list[dict[str, float]] = []  # of each teacher on the validation split
+        self._dtype = torch.float32
+
+    def open(self, open_run: OpenRun | None, student: nn.Module | None = None) -> None:
+        """Open the teachers on the CPU, unless they are open; an average needs the `student`."""
+        if self.specs == ["ema"]:
+            if student is not None:
+                self.average = Average(student, self.ema_decay)
+                self.nets = [self.average.net]
+        elif not self.nets:
+            self.nets = [open_teacher(spec, open_run) for spec in self.specs]
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move the teachers; an average keeps at least float32."""
+        self._dtype = torch.float32 if self.average is not None else dtype
+        for net in self.nets:
+            net.to(device, self._dtype)
+
+    def answers(self, x: Any) -> Tensor:
+        """Return all teachers' logits for the net's input: [batch, teachers, ..., classes]."""
+        return self._compute(x) if self.cache is None else self.cache.get(x, self._compute)
+
+    @torch.no_grad()
+    def _compute(self, x: Any) -> Tensor:
+        answers = [cast(Tensor, output_of(run(net, self._cast(x)))) for net in self.nets]
+        return answers[0].unsqueeze(1) if len(answers) == 1 else torch.stack(answers, dim=1)
+
+    def _cast(self, x: Any) -> Any:
+        if isinstance(x, Call):
+            return x.map(self._cast)
+        return x.to(self._dtype) if x.is_floating_point() else x
+
+    def evaluate(self, trainer: Trainer, task: Any) -> None:
+        """Evaluate the teachers on the validation split, over all ranks, and log the monitored metric."""
+        monitored = str(task.monitor).partition("/")[2]
+        for index, net in enumerate(self.nets):
+            totals: list[Tensor] = []
+            meters = None if task.meters is None else task.meters.fresh()
+            precision = trainer.precision_plugin.forward_context()
+            with torch.random.fork_rng(devices=[]), torch.no_grad(), precision, ExitStack() as after:
+                after.callback(setattr, task, "training", task.training)
+                task.training = False  # its own flag alone: losses without label smoothing and padding rows
+                for batch in val_batches(trainer.datamodule):  # type: ignore[attr-defined]
+                    answer = net(self._cast(batch[0]))
+                    loss = torch.stack(list(task.losses(answer, batch).values())).sum()
+                    totals.append(task.reduce(answer, batch, loss))
+                    if meters is not None:
+                        meters.update("val", *task.scored(answer, batch))
+            own = {} if meters is None else meters.take("val", trainer)
+            means = {name.partition("/")[2]: value for name, value in task._means("val", sum(totals)).items()}
+            self.metrics.append({**means, **own})
+            task.write({f"{self._prefix(index)}_{monitored}": self.metrics[-1][monitored]})
+
+    def report(self) -> dict[str, float]:
+        return {
+            f"{self._prefix(i)}_{name}": value
+            for i, metrics in enumerate(self.metrics)
+            for name, value in metrics.items()
+        }
+
+    def _prefix(self, index: int) -> str:
+        return "distill/teacher" if len(self.specs) == 1 else f"distill/teacher{index + 1}"
 
 
-class Capture:
-    """Store the outputs of layers of `net` in a forward pass, by name; `<name>.input` is a layer's input.
+def name_of(spec: Any) -> str:
+    """Return a teacher's name in messages."""
+    return "net" if isinstance(spec, Mapping) else str(spec)
 
-    Hooks have to be set before a net is compiled, whose graph then returns these tensors too. With `training_only`,
-    evaluation stores nothing.
+
+def open_teacher(spec: Any, open_run: OpenRun | None) -> nn.Module:
+    """Return the net of a run directory or of {"net", "weights"}, frozen in eval mode, on the CPU."""
+    if isinstance(spec, Mapping):
+        net: nn.Module = spec["net"]
+        load_weights(net, str(spec["weights"]))
+        return frozen(net)
+    if open_run is None:
+        raise UserError(f"{KEY}.teacher={spec}: set the callback's open_run, or give a net with its weights.")
+    return frozen(open_run(str(spec)))
+
+
+def frozen(net: nn.Module) -> nn.Module:
+    """Freeze a net in eval mode; it gets copies of its inputs."""
+    net.register_forward_pre_hook(copy_input)
+    return net.eval().requires_grad_(False)
+
+
+def load_weights(net: nn.Module, path: str) -> None:
+    """Load a checkpoint, or a state dict that torch.save has written, after its changes of structure."""
+    key = f"{KEY}.teacher.weights={path}"
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged or malicious file can raise nearly anything
+        raise UserError(f"{key} can't be read ({' '.join(str(error).split())[:80]}): give a checkpoint.") from error
+    weights: Any = state.get("state_dict", state) if isinstance(state, dict) else {}
+    tensors = isinstance(weights, dict) and all(isinstance(one, Tensor) and not one.is_meta for one in weights.values())
+    require(bool(weights) and tensors, f"{key} does not hold plain tensors: give a checkpoint, or a state dict.")
+    apply_structure(net, state.get("structure", {}))
+    try:
+        net.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{key} does not fit {KEY}.teacher.net ({reason}).") from error
+
+
+class Average:
+    """A teacher that is the moving average of its student (Tarvainen and Valpola 2017, arXiv:1703.01780).
+
+    After each optimizer step, `average = decay * average + (1 - decay) * weights`; update t uses min(decay, (1 + t) /
+    (10 + t)). Create it before a strategy shards the net: every rank holds the whole average, in at least float32.
+    Buffers are averaged too, and are rank 0's. Fake quantization is off in the teacher.
     """
 
-    def __init__(self, net: nn.Module, names: Sequence[str], training_only: bool) -> None:
-        self.found: dict[str, Tensor] = {}
-        self._handles: list[RemovableHandle] = []
-        found = self.found  # hooks must not refer to this object, which the compiler would trace
+    def __init__(self, net: nn.Module, decay: float) -> None:
+        self.net = frozen(copy.deepcopy(net))
+        for quantizer in quantizers(self.net):
+            quantizer.switch(enabled=False)
+        self._average = MovingAverage(decay)
+        self._live: list[Tensor] = []
+        self._buffers: list[int] = []
 
-        def keep(name: str, module: nn.Module, tensor: Tensor) -> None:
-            if module.training or not training_only:
-                found[name] = tensor.clone()  # the layer, or the next one, may modify it in place
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the averaged tensors by name: all of floating point except the quantizers'."""
+        return {
+            name: tensor
+            for name, tensor in self.net.state_dict(keep_vars=True).items()
+            if tensor.is_floating_point() and "quantizer" not in name
+        }
 
-        for name in dict.fromkeys(names):
-            inner = name.removesuffix(".input")
-            module = net.get_submodule(inner)
-            if inner != name:
-                hook = module.register_forward_pre_hook(lambda module, inputs, name=name: keep(name, module, inputs[0]))
-            else:
-                hook = module.register_forward_hook(lambda module, _, output, name=name: keep(name, module, output))
-            self._handles.append(hook)
+    def bind(self, student: nn.Module) -> None:
+        """Find the student's tensors, in each epoch: another callback may have replaced some.
 
-    def take(self, name: str) -> Tensor:
-        """Return a layer's features; raise UserError if it was not called, or this rank has only a shard."""
-        tensor = self.found.get(name)
-        if tensor is None or hasattr(tensor, "device_mesh"):
-            why = "is sharded" if tensor is not None else "was not called as a module"
-            raise UserError(f"{KEY}: the layer {name} {why}: use strategy=ddp, or method=kd, dkd or dist.")
-        return tensor
+        Raises:
+            UserError: a rank does not hold whole parameters (deepspeed_3), or a shape has changed.
+        """
+        live, own = student.state_dict(keep_vars=True), self.tensors()
+        names = [name for name in own if name in live]
+        require(
+            not any(hasattr(live[name], "ds_id") for name in names),
+            f"{KEY}.teacher=ema needs whole weights, and deepspeed_3 has parts: use fsdp, deepspeed_2 or ddp.",
+        )
+        changed = [name for name in names if live[name].shape != own[name].shape]
+        require(
+            not changed,
+            f"{KEY}.teacher=ema can't follow {changed}, whose shapes another method changes: give a finished run.",
+        )
+        self._live = [live[name] for name in names]
+        self._average.tensors = [own[name].detach() for name in names]
+        self._buffers = [i for i, tensor in enumerate(self._live) if not isinstance(tensor, nn.Parameter)]
 
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self.found.clear()
+    @torch.no_grad()
+    def update(self) -> None:
+        """Update the average after an optimizer step. A collective for sharded parameters and for buffers."""
+        live = [whole(tensor).to(average) for tensor, average in zip(self._live, self._average.tensors, strict=True)]
+        if self._buffers and processes() > 1:
+            flat = torch.cat([live[i].flatten() for i in self._buffers])
+            torch.distributed.broadcast(flat, src=0)
+            parts = flat.split([live[i].numel() for i in self._buffers])
+            for i, part in zip(self._buffers, parts, strict=True):
+                live[i] = part.view(live[i].shape)
+        self._average.update(live)
+
+    def state_dict(self) -> dict[str, Any]:
+        average = {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
+        return {"updates": self._average.updates, "average": average}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._average.updates = state["updates"]
+        with torch.no_grad():
+            for name, tensor in self.tensors().items():
+                tensor.detach().copy_(state["average"][name])
+
+
+class LogitCache:
+    """Logits by input, at most `limit` bytes of them; the oldest are dropped first.
+
+    The key of a row is a hash of its content, so that crops of a sample differ.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.rows: dict[bytes, Tensor] = {}
+        self.lookups = self.hits = self.saved = 0  # rows requested, cached rows, and rows that were not computed
+        self._warned = False
+
+    def get(self, x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return `compute(x)` [batch, ...], cached or computed; one new row computes the whole batch.
+
+        Waits for the device.
+        """
+        content = x.detach().cpu().contiguous().view(len(x), -1).view(torch.uint8).numpy()
+        keys = [hashlib.blake2b(row, digest_size=16).digest() for row in content]
+        self.lookups += len(keys)
+        known = sum(key in self.rows for key in keys)
+        self.hits += known
+        if known == len(keys):
+            self.saved += known
+            return torch.stack([self.rows[key] for key in keys])
+        logits = compute(x)
+        size = logits[0].numel() * logits.element_size()
+        for key, row in zip(keys, logits.detach(), strict=True):
+            self.rows.setdefault(key, row.clone())  # a view would keep the memory of the whole batch
+        while len(self.rows) * size > self.limit:
+            del self.rows[next(iter(self.rows))]
+        return logits
+
+    def warn_if_useless(self) -> None:
+        """Warn once if the cache has saved nothing."""
+        if self.lookups and not self.saved and not self._warned:
+            self._warned = True
+            rank_zero_warn(
+                f"{KEY}.cache answered no batch: {self.hits or 'none'} of {self.lookups} inputs came twice, and it has "
+                f"{len(self.rows)}. Give it more MiB, or set cache=0 with augmentation."
+            )

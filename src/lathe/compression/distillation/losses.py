@@ -1,5 +1,7 @@
 """Distillation losses: of logits (kd, dkd, dist), features (hint, attention) and relations of samples (rkd, crd).
 
+`Comparison` computes the chosen ones for a teacher, from features that `Capture` takes of the layers of both nets.
+
 Every loss computes in at least float32 and is a mean over rows (samples or tokens). `rows` `[rows]` are weights, 0 for
 padding; the weighted sum is divided by `count`, 0-dim, by default `rows.sum()`. The teacher gets no gradient.
 
@@ -7,9 +9,29 @@ Logits are `[..., classes]`; features `[batch, channels, height, width]`, `[batc
 channels]`; embeddings `[batch, features]`, of which student and teacher may have different numbers.
 """
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any, cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
+
+from lathe.compression.modes import evaluated
+from lathe.errors import UserError, require
+from lathe.measure.calls import Call, output_of, run
+from lathe.measure.processes import everyones_tensors, processes
+
+KEY = "compression.distill"
+# Factor of each method's term: 1 in DKD's and DIST's papers, the CRD repository's for the others.
+WEIGHTS = {"kd": 1.0, "dkd": 1.0, "dist": 1.0, "fitnets": 100.0, "attention": 1000.0, "rkd": 1.0, "crd": 0.8}
+FEATURES = ("fitnets", "attention", "rkd", "crd")  # methods that compare layers
+Shape = tuple[int, ...]
+Counted = tuple[Tensor | None, Tensor | None, Tensor | None]  # as `counted_rows` returns
 
 
 def kd(
@@ -260,3 +282,265 @@ def crd(
 
 def _flat(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return x.flatten(1).to(dtype or torch.promote_types(x.dtype, torch.float32))
+
+
+@dataclass
+class Probe:
+    """A net's output, and each layer's output shape without the batch, in call order.
+
+    `head` is the last linear layer, `embedding` the shape of its input.
+    """
+
+    net: nn.Module
+    output: Tensor = field(default_factory=lambda: torch.empty(0))
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    head: str | None = None
+    embedding: Shape = ()
+
+    @classmethod
+    def of(cls, net: nn.Module, x: Tensor | Call) -> "Probe":
+        """Run `net` on `x` [batch, ...] once, in eval mode and uncompiled, and leave it unchanged."""
+        found = cls(net)
+
+        def look(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and name:
+                found.shapes[name] = tuple(output.shape[1:])
+                if isinstance(module, nn.Linear):
+                    found.head, found.embedding = name, tuple(inputs[0].shape[1:])
+
+        handles = [module.register_forward_hook(partial(look, name)) for name, module in net.named_modules()]
+        with evaluated(net, handles), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            outputs = run(net, x)
+        output = output_of(outputs)
+        require(output is not None, f"{KEY}: {type(net).__name__} returns several tensors, none of them named logits.")
+        found.output = cast(Tensor, output)
+        return found
+
+    def match(self, key: str, patterns: Sequence[str]) -> list[str]:
+        """Return the layers that match `patterns` (`*` for anything), in the order of patterns and calls."""
+        chosen: dict[str, None] = {}
+        for pattern in patterns:
+            matching = [name for name in self.shapes if fnmatchcase(name, pattern)]
+            require(bool(matching), f"{KEY}.{key}={pattern} matches no layer: choose among {self.listed()}.")
+            chosen |= dict.fromkeys(matching)
+        return list(chosen)
+
+    def listed(self) -> str:
+        """Return the first dozen layers with their shapes, for messages."""
+        return ", ".join(f"{name} {list(shape)}" for name, shape in list(self.shapes.items())[:12])
+
+
+class Capture:
+    """Store the outputs of layers of `net` in a forward pass, by name; `<name>.input` is a layer's input.
+
+    Hooks have to be set before a net is compiled, whose graph then returns these tensors too. With `training_only`,
+    evaluation stores nothing.
+    """
+
+    def __init__(self, net: nn.Module, names: Sequence[str], training_only: bool) -> None:
+        self.found: dict[str, Tensor] = {}
+        self._handles: list[RemovableHandle] = []
+        found = self.found  # hooks must not refer to this object, which the compiler would trace
+
+        def keep(name: str, module: nn.Module, tensor: Tensor) -> None:
+            if module.training or not training_only:
+                found[name] = tensor.clone()  # the layer, or the next one, may modify it in place
+
+        for name in dict.fromkeys(names):
+            inner = name.removesuffix(".input")
+            module = net.get_submodule(inner)
+            if inner != name:
+                hook = module.register_forward_pre_hook(lambda module, inputs, name=name: keep(name, module, inputs[0]))
+            else:
+                hook = module.register_forward_hook(lambda module, _, output, name=name: keep(name, module, output))
+            self._handles.append(hook)
+
+    def take(self, name: str) -> Tensor:
+        """Return a layer's features; raise UserError if it was not called, or this rank has only a shard."""
+        tensor = self.found.get(name)
+        if tensor is None or hasattr(tensor, "device_mesh"):
+            why = "is sharded" if tensor is not None else "was not called as a module"
+            raise UserError(f"{KEY}: the layer {name} {why}: use strategy=ddp, or method=kd, dkd or dist.")
+        return tensor
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self.found.clear()
+
+
+def fits(method: str, student: Shape, teacher: Shape) -> bool:
+    """Return whether a feature method can compare features of these shapes, without the batch."""
+    if method == "attention":
+        pairs = list(zip(student[1:], teacher[1:], strict=False))
+        return len(student) == len(teacher) == 3 and all(max(pair) % min(pair) == 0 for pair in pairs)
+    if method == "fitnets":
+        places = (student[1:], teacher[1:]) if len(student) == 3 else (student[:-1], teacher[:-1])
+        return len(student) == len(teacher) <= 3 and places[0] == places[1]
+    return all(len(shape) in (1, 3) for shape in (student, teacher))  # rkd and crd: one vector per sample
+
+
+def pairs_of(method: str, student: Probe, teacher: Probe, layers: tuple[Any, Any]) -> list[tuple[str, str]]:
+    """Return the layers of student and teacher that a feature method compares.
+
+    By default: the input of the head, written `<head>.input`, for rkd and crd; the last blocks of all stages for
+    attention, of the middle stage for fitnets. Raises UserError if a pattern matches nothing, or numbers or shapes
+    differ.
+    """
+    chosen: list[list[str]] = []
+    for key, given, found in zip(("student_layers", "teacher_layers"), layers, (student, teacher), strict=True):
+        if given is not None:
+            chosen.append(found.match(key, [given] if isinstance(given, str) else list(given)))
+        elif method in ("rkd", "crd") and found.head is not None:
+            found.shapes[f"{found.head}.input"] = found.embedding
+            chosen.append([f"{found.head}.input"])
+        else:
+            # the last of each run of `net.blocks` with one output shape
+            blocks = [name for name in found.shapes if name.startswith("blocks.") and name.count(".") == 1]
+            after = [*(found.shapes[name] for name in blocks[1:]), None]
+            ends = [name for name, later in zip(blocks, after, strict=True) if found.shapes[name] != later]
+            require(
+                bool(ends),
+                f"{KEY}.{key}=null: the net names no blocks for {method}; choose among {found.listed()}.",
+            )
+            chosen.append([ends[len(ends) // 2]] if method == "fitnets" else ends)
+    ours, theirs = chosen
+    require(
+        len(ours) == len(theirs),
+        f"{KEY}.student_layers are {', '.join(ours)} and teacher_layers {', '.join(theirs)}: give as many of one as of "
+        "the other.",
+    )
+    pairs = list(zip(ours, theirs, strict=True))
+    for mine, other in pairs:
+        shapes = student.shapes[mine], teacher.shapes[other]
+        able = [name for name, shape in student.shapes.items() if fits(method, shape, shapes[1])]
+        require(
+            fits(method, *shapes),
+            f"{KEY}.student_layers={mine} gives {list(shapes[0])}, which {method} can't compare with {list(shapes[1])} "
+            f"of the teacher's {other}. Choose among the student's {', '.join(able[:12]) or 'none'}.",
+        )
+    return pairs
+
+
+class Comparison:
+    """Terms of one teacher, with connectors and `crd`'s queue: equal on all ranks, in neither net."""
+
+    def __init__(self, options: Any, student: Probe, teacher: Probe, seed: int) -> None:
+        self.weights, self.losses = options.weights, options.losses
+        self.channels: dict[str, int] = {}  # of the student's layers, in the unsharded net
+        self.connectors = nn.ModuleDict()
+        self.queue: Queue | None = None
+        self._pending: tuple[Tensor, Tensor] | None = None  # pushed to the queue after the backward pass
+        self.pairs = {
+            method: pairs_of(method, student, teacher, options.layers) for method in self.weights if method in FEATURES
+        }
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for method, pairs in self.pairs.items():
+                for index, (ours, theirs) in enumerate(pairs):
+                    shapes = student.shapes[ours], teacher.shapes[theirs]
+                    self.channels[ours] = _channels(shapes[0])
+                    if method == "fitnets":
+                        self.connectors[f"fitnets_{index}"] = connector(*shapes)
+                    if method == "crd":
+                        mine, other = (math.prod(shape) for shape in shapes)
+                        self.connectors[f"crd_{index}"] = Projections(mine, other, options.crd_features)
+        if "crd" in self.pairs:
+            require(len(self.pairs["crd"]) == 1, f"{KEY}.student_layers: crd compares one embedding. Name one layer.")
+            self.queue = Queue(options.crd_queue, options.crd_features) if options.crd_queue else None
+        names = [theirs for pairs in self.pairs.values() for _, theirs in pairs]
+        self.capture = Capture(teacher.net, names, training_only=False) if names else None
+
+    def to(self, device: torch.device) -> None:
+        self.connectors.to(device)
+        if self.queue is not None:
+            self.queue.embeddings, self.queue.labels = self.queue.embeddings.to(device), self.queue.labels.to(device)
+
+    def __call__(self, outputs: Tensor, logits: Tensor, ours: Capture | None, counted: Counted) -> Tensor:
+        """Return the weighted sum of the terms: 0-dim, in at least float32. Call without autocast."""
+        terms = [weight * self._term(name, outputs, logits, ours, counted) for name, weight in self.weights.items()]
+        self.forget()
+        return add_terms(terms)
+
+    def forget(self) -> None:
+        """Discard the teacher's features of the last forward pass."""
+        if self.capture is not None:
+            self.capture.found.clear()
+
+    def _term(self, method: str, outputs: Tensor, logits: Tensor, ours: Capture | None, counted: Counted) -> Tensor:
+        loss, (target, rows, count) = self.losses[method], counted
+        if method == "kd":
+            return loss(outputs, logits, rows=rows, count=count)
+        if method == "dkd":
+            if target is None:
+                raise UserError(f"{KEY}.method=dkd needs a target for each row of logits: use kd.")
+            return loss(outputs, logits, target, rows=rows, count=count)
+        if method == "dist":
+            return loss(outputs, logits, rows=rows)
+        assert ours is not None
+        assert self.capture is not None
+        terms = []
+        for index, (mine, other) in enumerate(self.pairs[method]):
+            features, theirs = ours.take(mine), self.capture.take(other)
+            require(
+                _channels(features.shape[1:]) == self.channels[mine],
+                f"{KEY}: the strategy or another method has removed channels of {mine}, which {method} can't compare: "
+                "use method=kd, dkd or dist.",
+            )
+            if method == "fitnets":
+                link: Any = self.connectors[f"fitnets_{index}"]
+                weights = rows
+                if rows is not None and features.dim() == 3 and len(rows) == len(features):
+                    weights = rows.repeat_interleave(features.shape[1])
+                terms.append(loss(link(features.to(link.weight.dtype)), theirs, weights))
+            elif method == "crd":
+                hard = None if target is None or target.is_floating_point() else target
+                terms.append(self._contrast(self.connectors[f"crd_{index}"](features, theirs), hard, rows))
+            else:
+                terms.append(loss(features, theirs, rows=rows))
+        return add_terms(terms)
+
+    def _contrast(self, pair: tuple[Tensor, Tensor], hard: Tensor | None, rows: Tensor | None) -> Tensor:
+        """Return `crd`, and keep all ranks' embeddings, in the order of ranks, so that queues are equal."""
+        self.flush()
+        mine, other = pair
+        if self.queue is not None:
+            embeddings = other.detach().contiguous()
+            # a padding row counts as an empty place, -2 is a sample without a single class
+            none = torch.full((len(embeddings),), -2, device=embeddings.device)
+            labels = none if hard is None else hard if rows is None else torch.where(rows, hard, -1)
+            if processes() > 1:
+                embeddings, labels = torch.cat(everyones_tensors(embeddings)), torch.cat(everyones_tensors(labels))
+            self._pending = embeddings, labels
+        return self.losses["crd"](mine, other, hard, self.queue, rows=rows)
+
+    def flush(self) -> None:
+        """Push the last batch's embeddings; the backward pass needs the queue before that."""
+        if self.queue is not None and self._pending is not None:
+            self.queue.push(*self._pending)
+            self._pending = None
+
+    def state_dict(self) -> dict[str, Any]:
+        self.flush()
+        state: dict[str, Any] = {"connectors": {k: v.detach().clone() for k, v in self.connectors.state_dict().items()}}
+        if self.queue is not None:
+            queue = self.queue
+            state |= {"queue": queue.embeddings.clone(), "labels": queue.labels.clone(), "next": queue.next}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.connectors.load_state_dict(state["connectors"])
+        if self.queue is not None and "queue" in state:
+            self.queue.embeddings.copy_(state["queue"])
+            self.queue.labels.copy_(state["labels"])
+            self.queue.next = state["next"]
+
+
+def add_terms(terms: list[Tensor]) -> Tensor:
+    """Return the sum of 0-dim terms."""
+    return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
+
+
+def _channels(shape: Shape) -> int:
+    """Return the channels of a feature shape without the batch: the first of three sizes, else the last."""
+    return shape[0] if len(shape) == 3 else shape[-1]

@@ -1,21 +1,24 @@
-"""Callbacks that mask weights: the base class, and pruning along a schedule with recovery under fixed masks."""
+"""Callbacks that mask weights: pruning along a schedule, RigL and SET, and lottery tickets within one run."""
 
+import copy
 import math
+import zlib
 from dataclasses import replace
-from typing import Any
+from itertools import pairwise
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from pydantic import Field
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.skippable_hooks import SkippableHooks
 from lathe.compression.callback import Compression, compressions, steps_of
-from lathe.compression.channels.slices import staying
+from lathe.compression.channels.removal import staying
 from lathe.compression.modes import copy_input, evaluated
-from lathe.compression.pruning import criteria
 from lathe.compression.pruning.masks import (
     HEAD_RULE,
     Block,
@@ -23,8 +26,20 @@ from lathe.compression.pruning.masks import (
     Masks,
     Pattern,
     SparsitySchedule,
+    add_gradients,
+    batchnorm_weights,
+    copy_state,
+    erdos_renyi_kernel,
+    exchange,
+    input_squares,
+    largest_masks,
     make_masks,
     maskable,
+    random_masks,
+    random_scores,
+    rewind,
+    round_sparsities,
+    wanda,
     weights_of,
 )
 from lathe.config.types import (
@@ -35,11 +50,13 @@ from lathe.config.types import (
     Name,
     OpenShare,
     Positive,
+    PositiveShare,
     Seed,
     Share,
     ShareBelowOne,
     SomeNames,
     SparsityCurve,
+    StepOrShare,
 )
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, require
@@ -49,7 +66,6 @@ from lathe.measure.shards import joined, local, parameters_of, part_of, whole
 from lathe.tasks.core import core_name, core_of, record_calls
 
 GRADIENT_CRITERIA = ("taylor", "movement")
-WATCHING = (*GRADIENT_CRITERIA, "wanda")  # criteria without scores before the first step
 
 
 class Masking(SkippableHooks, Compression):
@@ -264,7 +280,7 @@ class Prune(Masking):
     a compressed file, and the time only with a sparse kernel.
 
     `lathe.compression.pruning.Pattern` describes `granularity`, `scope`, `norm`, `n`, `m` and `block`,
-    `lathe.compression.pruning.criteria` the criteria, `Masking` the choice of layers. taylor adds up gradients between
+    `lathe.compression.pruning.masks` the criteria, `Masking` the choice of layers. taylor adds up gradients between
     two updates, movement from the start; wanda measures, in eval mode, the last `batches` training batches before each
     update (the last micro-batch of each step). Layers that do not divide into groups or blocks stay dense, with a
     warning above a tenth of the weights; naming them in `layers` is an error.
@@ -319,7 +335,7 @@ class Prune(Masking):
                 f"{self.key}.layers: {left} does not divide into {self.pattern.pieces}: name it in exclude."
             )
         if self.criterion == "batchnorm" and fit:
-            criteria.batchnorms(net, fit)
+            batchnorm_weights(net, fit)
         return fit
 
     def chosen_or_raise(self, net: nn.Module) -> dict[str, nn.Parameter]:
@@ -337,11 +353,20 @@ class Prune(Masking):
         if self.criterion in GRADIENT_CRITERIA:
             return self._gathered()
         weights = {name: whole(parameter) for name, parameter in self.parameters.items()}
+        if self.criterion == "wanda":
+            return wanda(weights, self._sums)
         if self.criterion == "random":
-            return criteria.random(weights, self.seed, step)
+            return {
+                name: random_scores(weight.shape, self.seed, step, zlib.crc32(name.encode())).to(weight.device)
+                for name, weight in weights.items()
+            }
         if self.criterion == "batchnorm":
-            return criteria.batchnorm_scale(net, weights)
-        return criteria.wanda(weights, self._sums) if self.criterion == "wanda" else criteria.magnitude(weights)
+            gammas = {name: whole(gamma).abs() for name, gamma in batchnorm_weights(net, weights).items()}
+            return {
+                name: gammas[name].reshape(-1, *[1] * (weight.dim() - 1)).expand(weight.shape)
+                for name, weight in weights.items()
+            }
+        return {name: weight.abs() for name, weight in weights.items()}  # Han et al. 2015, arXiv:1506.02626
 
     def update(self, net: nn.Module, step: int) -> None:
         """Set masks of the schedule's sparsity at optimizer step `step`."""
@@ -356,14 +381,15 @@ class Prune(Masking):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        if stage == "fit" and self.criterion == "wanda":
-            # the inputs are measured after the step
+        if stage != "fit":
+            return
+        if self.criterion == "wanda":  # the inputs are measured after the step
             self._handles.append(core_of(pl_module).register_forward_pre_hook(copy_input))
-        if stage == "fit" and self.criterion in GRADIENT_CRITERIA:  # each hook costs a call per step
+        if self.criterion in GRADIENT_CRITERIA:  # each hook costs a call per step
             self.on_before_optimizer_step = self._add_gradients  # type: ignore[method-assign]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        first = int(self.criterion in WATCHING)
+        first = int(self.criterion in (*GRADIENT_CRITERIA, "wanda"))  # these have no scores before the first step
         start = max(self.step_at(trainer, self.start), first)
         end = max(self.step_at(trainer, self.end), start)
         every = self.every_n_steps or max(1, (end - start) // 100)
@@ -418,7 +444,7 @@ class Prune(Masking):
         gradients = {
             name: None if p.grad is None or id(p) not in own else local(p.grad) for name, p in self.parameters.items()
         }
-        criteria.add_gradients(self._sums, weights, gradients, self.criterion)  # type: ignore[arg-type]
+        add_gradients(self._sums, weights, gradients, self.criterion)  # type: ignore[arg-type]
 
     def _measure(self, net: nn.Module, trainer: Trainer, pl_module: LightningModule) -> None:
         example = record_calls(pl_module, [self._batch], split="train")[0].example
@@ -427,7 +453,7 @@ class Prune(Masking):
             torch.no_grad(),
             trainer.precision_plugin.forward_context(),
             torch.compiler.set_stance("force_eager"),
-            criteria.input_squares(net, self.parameters) as squares,
+            input_squares(net, self.parameters) as squares,
         ):
             run(net, example)
         for module in net.modules():
@@ -480,3 +506,224 @@ class PruneNM(Prune):
     def __init__(self, n: Count = 2, m: Count = 4, **options: Any) -> None:
         Pattern(n=n, m=m)  # validates them
         super().__init__(1 - n / m, "n_m", n=n, m=m, **options)
+
+
+class RigL(Masking):
+    """RigL (Evci et al. 2020, arXiv:1911.11134), or SET with growth="random" (Mocanu et al. 2018).
+
+    From the window's first step a share `sparsity` of the maskable weights is masked, spread over layers by
+    `densities`. Every `every_n_steps` optimizer steps until `end`, a share of each layer's weights is dropped by
+    magnitude and as many grow where the last step's dense gradient is largest. The share falls from `fraction` to 0
+    along half a cosine. Grown weights start at zero, without momentum. A step whose gradient is not finite changes
+    nothing.
+
+    Args:
+        densities: "erk" keeps small layers denser (Erdos-Renyi-Kernel), "uniform" gives each layer the same sparsity.
+        growth: "gradient" (RigL) or "random" (SET), by (seed, step).
+        end: share of the window after which the masks are fixed.
+        initial: "random" masks, or by "magnitude" of trained weights (`ckpt_path`, a later stage).
+    """
+
+    name = "rigl"
+
+    @validated
+    def __init__(
+        self,
+        sparsity: OpenShare = 0.8,
+        densities: Literal["erk", "uniform"] = "erk",
+        growth: Literal["gradient", "random"] = "gradient",
+        fraction: OpenShare = 0.3,
+        every_n_steps: Count = 100,
+        end: PositiveShare = 0.75,
+        initial: Literal["random", "magnitude"] = "random",
+        seed: Seed = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.sparsity, self.densities, self.growth, self.initial = sparsity, densities, growth, initial
+        self.fraction, self.every_n_steps, self.end, self.seed = fraction, every_n_steps, end, seed
+        self._gradients: dict[str, Tensor] = {}  # of the last step, with manual optimization
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        if pl_module.automatic_optimization or self.growth == "random":
+            return
+
+        def keep(*_: Any) -> None:  # a step of the user's may be followed by zero_grad
+            if self._due(trainer, steps_of(trainer) + 1):
+                found = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+                self._gradients |= {name: gradient.clone() for name, gradient in found.items()}
+
+        self._handles += [optimizer.register_step_post_hook(keep) for optimizer in self._optimizers]
+
+    def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
+        start, end = self.step_at(trainer, 0.0), self.step_at(trainer, self.end)
+        if not self.masks and step >= start:
+            shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
+            densities = dict.fromkeys(shapes, 1 - self.sparsity)
+            if self.densities == "erk":
+                densities = erdos_renyi_kernel(shapes, self.sparsity)
+            if self.initial == "random":
+                self.set_masks(random_masks(shapes, densities, self.seed))
+            else:
+                sizes = {name: whole(parameter).abs() for name, parameter in self.parameters.items()}
+                self.set_masks(largest_masks(sizes, densities))
+            self.clear_state({name: ~mask for name, mask in self.masks.items()})
+        elif self.masks and self._due(trainer, step):
+            self._exchange(step, self.fraction / 2 * (1 + math.cos(math.pi * (step - start) / (end - start))))
+            self._gradients = {}
+
+    def _due(self, trainer: Trainer, step: int) -> bool:
+        start, end = self.step_at(trainer, 0.0), self.step_at(trainer, self.end)
+        return start < step < end and (step - start) % self.every_n_steps == 0
+
+    def ready(self, trainer: Trainer) -> bool:
+        return bool(self.masks)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.updates < 2:
+            rank_zero_warn(
+                f"{self.key}.every_n_steps={self.every_n_steps}: no weight was exchanged in {steps_of(trainer)} "
+                "steps. Lower it."
+            )
+
+    def _exchange(self, step: int, fraction: float) -> None:
+        growths: dict[str, Tensor] = {}
+        for index, (name, parameter) in enumerate(self.parameters.items()):
+            if self.growth == "random":
+                growth = random_scores(parameter.shape, self.seed, step, index)
+            elif (gradient := self._gradients.get(name, parameter.grad)) is None:
+                raise UserError(
+                    f"{self.key}.growth=gradient: {name} has no gradient after a step: it is frozen, or the strategy "
+                    "keeps none. Name it in exclude, or use growth=random."
+                )
+            else:
+                growth = whole(gradient).abs().float()
+            if not math.isfinite(growth.sum().item()):
+                return
+            growths[name] = growth.to(parameter.device)
+        before, weights = self.masks, {name: whole(parameter) for name, parameter in self.parameters.items()}
+        self.set_masks({name: exchange(weights[name], before[name], growths[name], fraction) for name in growths})
+        # grown weights start without momentum; second moments, of the dense gradient, are valid for masked ones too
+        places = {name: self.masks[name] & ~before[name] for name in before}
+        self.clear_state(places, keep=("exp_avg_sq", "max_exp_avg_sq"))
+
+
+class Lottery(Masking):
+    """Iterative magnitude pruning with rewinding.
+
+    Frankle and Carbin 2019, arXiv:1803.03635; Frankle et al. 2020, arXiv:1912.05671. The window consists of `rounds`
+    trainings of equal length. The first is dense; before each other one the smallest remaining weights are masked, and
+    weights and BatchNorm statistics are reset to those `rewind` steps into the first round. Optimizer state and EMA are
+    reset, and the learning-rate schedule, made for the length of a round, restarts, outside the window
+    (`compression.stages`) too.
+
+    Args:
+        sparsity: share of zeros among the maskable weights in the last round; earlier rounds approach it geometrically.
+        rounds: trainings, including the dense one: the run should be that many times as long as a plain one.
+        rewind: a share of the first round below 1, or optimizer steps from 1 on; 0 is the initial net.
+        scope: "global" compares all layers' weights, "layer" those of each.
+    """
+
+    name = "lottery"
+
+    @validated
+    def __init__(
+        self,
+        sparsity: OpenShare = 0.8,
+        rounds: Annotated[int, Field(ge=2)] = 4,
+        rewind: StepOrShare = 0.05,
+        scope: Literal["global", "layer"] = "global",
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.sparsities = round_sparsities(sparsity, rounds)
+        self.rounds, self.rewind, self.scope = rounds, rewind, scope
+        self.round = 0  # the current round
+        # the state to rewind to, on the CPU; empty if not reached or no longer needed
+        self.saved: dict[str, Tensor] = {}
+        self._schedules: list[tuple[Any, dict[str, Any], list[float]]] = []
+
+    def begins(self, trainer: Trainer, number: int) -> int:
+        """Return the optimizer step after which round `number` begins, also outside the window."""
+        return self.step_at(trainer, number / self.rounds)
+
+    def rewind_step(self, trainer: Trainer) -> int:
+        """Return the optimizer step whose weights are saved."""
+        length = self.begins(trainer, 1) - self.begins(trainer, 0)
+        return self.begins(trainer, 0) + (round(self.rewind * length) if self.rewind < 1 else int(self.rewind))
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            start, end = self.window
+            pl_module.schedule_repeats = round(self.rounds / (end - start))  # type: ignore[assignment]
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # initial states: those of a checkpoint are restored later
+        self._schedules = []
+        for scheduler in (config.scheduler for config in trainer.lr_scheduler_configs):
+            rates = [group["lr"] for group in scheduler.optimizer.param_groups]
+            self._schedules.append((scheduler, copy.deepcopy(scheduler.state_dict()), rates))
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
+            steps = [self.begins(trainer, number) for number in range(self.rounds + 1)]
+            require(
+                all(earlier < later for earlier, later in pairwise(steps)) and self.rewind_step(trainer) < steps[1],
+                f"{self.key}.rounds={self.rounds} with rewind={self.rewind} do not fit into {steps[-1] - steps[0]} "
+                "optimizer steps: train longer.",
+            )
+        super().on_train_start(trainer, pl_module)
+
+    def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
+        if self.round == 0 and not self.saved and step >= self.rewind_step(trainer):
+            self.saved = copy_state(core_of(pl_module))
+        due = [number for number in range(1, self.rounds) if step >= self.begins(trainer, number)]
+        if due and due[-1] > self.round:
+            self._begin(trainer, pl_module, due[-1])
+        elif 0 < step < self.total_steps(trainer):
+            (start, end), total = self.window, self.total_steps(trainer)
+            number = round((step / total - start) / (end - start) * self.rounds)
+            if not 0 < number < self.rounds and step == self.begins(trainer, number):  # outside the window
+                self._restart_schedules()
+
+    def ready(self, trainer: Trainer) -> bool:
+        last = self.rounds - 1
+        return self.round == last and trainer.global_step > self.begins(trainer, last)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.round < self.rounds - 1:
+            rank_zero_warn(
+                f"{self.key}: training ended in round {self.round + 1} of {self.rounds}, at sparsity "
+                f"{self.sparsities[self.round]:.3f} instead of {self.sparsities[-1]:.3f}: let it run to its end."
+            )
+
+    def _begin(self, trainer: Trainer, pl_module: LightningModule, number: int) -> None:
+        """Prune the trained weights, and start round `number` from the saved ones."""
+        scores = {name: whole(parameter).abs() for name, parameter in self.parameters.items()}
+        masks = make_masks(scores, self.sparsities[number], scope=self.scope, previous=self.masks)
+        self.round = number
+        rewind(core_of(pl_module), self.saved)
+        self.set_masks(masks)
+        for optimizer in trainer.optimizers:
+            optimizer.state.clear()
+        for average in self._averages:
+            average.restart()
+        self._restart_schedules()
+        if number == self.rounds - 1:
+            self.saved = {}
+
+    def _restart_schedules(self) -> None:
+        for scheduler, state, rates in self._schedules:
+            scheduler.load_state_dict(copy.deepcopy(state))
+            for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"round": self.round, "saved": self.saved}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.round = state_dict["round"]
+        self.saved = {name: tensor.clone() for name, tensor in state_dict["saved"].items()}

@@ -1,21 +1,22 @@
-"""Weight masks by parameter name, True where a weight is kept: which weights, how many, and when.
+"""Weight masks by parameter name, True where a weight is kept: which weights, by which scores, how many, and when.
 
-```python
-masks = magnitude_masks(net, sparsity=0.8)
-apply_masks(net, masks)
-```
-
-A mask zeroes weights; shapes and dense speed do not change.
+Besides pruning: dynamic sparse training by gradients (RigL, Evci et al. 2020, arXiv:1911.11134) or at random (SET,
+Mocanu et al. 2018, arXiv:1707.04780), and lottery tickets, which prune the smallest trained weights, rewind the others
+and train again (Frankle and Carbin 2019, arXiv:1803.03635; to a later step: Frankle et al. 2020, arXiv:1912.05671).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from lathe.config.types import (
     Count,
@@ -30,6 +31,8 @@ from lathe.config.types import (
 )
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, require
+from lathe.measure.processes import processes
+from lathe.measure.shards import is_sharded, local, part_of, whole
 
 Masks = dict[str, Tensor]
 Granularity = Literal["unstructured", "structured", "block", "n_m"]
@@ -223,14 +226,19 @@ def make_masks(
         ranked = ranked.flatten()
         ranked[ranked.argmax()] = torch.inf  # a layer without weights would disconnect the net
         flat[name] = ranked
+    removed: Masks = {}
     if units.scope == "output":
-        removed = {name: _lowest_of_rows(ranked.view(len(scores[name]), -1), sparsity) for name, ranked in flat.items()}
+        for name, ranked in flat.items():
+            rows = ranked.view(len(scores[name]), -1)
+            place = rows.argsort(dim=1, stable=True).argsort(dim=1)
+            gone = (place < round(sparsity * rows.shape[1])) & (rows < torch.inf)
+            removed[name] = gone | (rows == -torch.inf)
     elif units.scope == "layer":
         removed = {name: _lowest(ranked, sparsity) for name, ranked in flat.items()}
     else:
         first = next(iter(flat.values())).device
-        lowest = _lowest(torch.cat([ranked.to(first) for ranked in flat.values()]), sparsity)
-        pieces = lowest.split([ranked.numel() for ranked in flat.values()])
+        gone = _lowest(torch.cat([ranked.to(first) for ranked in flat.values()]), sparsity)
+        pieces = gone.split([ranked.numel() for ranked in flat.values()])
         removed = {name: piece.to(flat[name].device) for name, piece in zip(flat, pieces, strict=True)}
     return {name: units.weights(~gone, scores[name].shape) for name, gone in removed.items()}
 
@@ -249,13 +257,6 @@ def lowest(values: Tensor, count: int) -> Tensor:
     threshold = flat.topk(count, largest=False, sorted=False).values.max()
     below, equal = flat < threshold, flat == threshold
     return (below | (equal & (equal.cumsum(0) <= count - below.sum()))).view(values.shape)
-
-
-def _lowest_of_rows(ranked: Tensor, sparsity: float) -> Tensor:
-    """Apply `_lowest` to each row of [rows, n]."""
-    place = ranked.argsort(dim=1, stable=True).argsort(dim=1)
-    removed = (place < round(sparsity * ranked.shape[1])) & (ranked < torch.inf)
-    return removed | (ranked == -torch.inf)
 
 
 def magnitude_masks(
@@ -361,3 +362,173 @@ class SparsitySchedule:
         if step >= self.end:
             return self.jumps
         return 1 + (step - self.start) * (self.jumps - 1) // (self.end - self.start) if self.jumps > 1 else 0
+
+
+Scores = dict[str, Tensor]
+
+
+def batchnorm_weights(net: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
+    """Return the weight of the BatchNorm after each layer, by the name of the layer's weight.
+
+    Its magnitude scores output channels (Liu et al. 2017, "Network Slimming", arXiv:1708.06519). The next layer with
+    weights in `net.modules()` must be a BatchNorm of as many channels, else UserError.
+    """
+    # only modules with weights: a learned fake quantizer is between a layer and its BatchNorm
+    leaves = [pair for pair in net.named_modules() if isinstance(getattr(pair[1], "weight", None), nn.Parameter)]
+    behind = {f"{name}.weight": norm for (name, _), (_, norm) in pairwise(leaves)}
+    found: dict[str, Tensor] = {}
+    for name in names:
+        norm, outputs = behind.get(name), net.get_parameter(name).shape[0]
+        if not isinstance(norm, _BatchNorm) or norm.num_features != outputs or not norm.affine:
+            raise UserError(
+                f"criterion=batchnorm: no BatchNorm of {outputs} channels follows {name}: exclude it, or take "
+                "magnitude."
+            )
+        found[name] = norm.weight
+    return found
+
+
+@torch.no_grad()
+def add_gradients(
+    sums: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    gradients: Mapping[str, Tensor | None],
+    criterion: Literal["taylor", "movement"],
+) -> None:
+    """Add a step's gradients to the scores, in place; call before an optimizer step.
+
+    - taylor: |w grad|, the first-order change of the loss without the weight (Molchanov et al. 2017 and 2019,
+      arXiv:1611.06440, arXiv:1906.10771).
+    - movement: -w grad, positive for a move away from zero (Sanh et al. 2020, arXiv:2005.07683). In the paper masked
+      weights continue to move; here they are zero and keep their last score.
+
+    Values that are not finite count as 0.
+    """
+    found = {name: gradient for name in sums if (gradient := gradients[name]) is not None}
+    if not found:
+        return
+    products = torch._foreach_mul([weights[name].float() for name in found], list(found.values()))
+    if criterion == "movement":
+        torch._foreach_neg_(products)
+    else:
+        torch._foreach_abs_(products)
+    for product in products:
+        product.nan_to_num_(0.0, 0.0, 0.0)
+    torch._foreach_add_([sums[name] for name in found], products)
+
+
+def wanda(parameters: Mapping[str, Tensor], squares: Mapping[str, Tensor]) -> Scores:
+    """Return |w| times its input's L2 norm (Sun et al. 2023, arXiv:2306.11695, with scope=output)."""
+    scores = {}
+    for name, parameter in parameters.items():
+        require(name in squares, f"criterion=wanda: the net calls no layer of {name}. Name it in exclude.")
+        norms = squares[name].sqrt()  # [groups, inputs]
+        rows = norms.repeat_interleave(parameter.shape[0] // norms.shape[0], 0)
+        scores[name] = parameter.detach().abs() * rows.reshape(*rows.shape, *[1] * (parameter.dim() - 2))
+    return scores
+
+
+@contextmanager
+def input_squares(net: nn.Module, names: Iterable[str]) -> Iterator[Scores]:
+    """Sum the squares of each layer's input, [groups, input channels or features], within the context."""
+    squares: Scores = {}
+    handles = []
+    for name in names:
+        layer: Any = net.get_submodule(name.rpartition(".")[0])
+        if not isinstance(layer, (nn.Linear, *CONV)) or not name.endswith("weight"):
+            raise UserError(
+                f"criterion=wanda: {name} multiplies no activations. Choose linear layers and convolutions."
+            )
+
+        def add(module: Any, inputs: tuple[Tensor, ...], name: str = name) -> None:
+            x = inputs[0].detach().float().square()
+            channel = 1 if isinstance(module, CONV) else x.dim() - 1
+            total = x.sum([dim for dim in range(x.dim()) if dim != channel]).reshape(getattr(module, "groups", 1), -1)
+            squares[name] = squares[name] + total if name in squares else total
+
+        handles.append(layer.register_forward_pre_hook(add))
+    try:
+        yield squares
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@validated
+def erdos_renyi_kernel(shapes: Mapping[str, Sequence[int]], sparsity: OpenShare) -> dict[str, float]:
+    """Return densities in proportion to sum(shape) / prod(shape), at most 1: small tensors are denser.
+
+    In total `1 - sparsity` of the weights are kept. ERK of Evci et al. 2020, after Mocanu et al. 2018.
+    """
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    ratios = {name: sum(shape) / sizes[name] for name, shape in shapes.items()}
+    dense: set[str] = set()
+    while True:
+        rest = [name for name in shapes if name not in dense]
+        room = (1 - sparsity) * sum(sizes.values()) - sum(sizes[name] for name in dense)
+        scale = room / sum(ratios[name] * sizes[name] for name in rest) if rest else 0.0
+        full = {name for name in rest if scale * ratios[name] > 1}
+        if not full:
+            return {name: 1.0 if name in dense else scale * ratios[name] for name in shapes}
+        # as in the authors' code: the tensors of the highest ratio become dense, and the others share the rest
+        highest = max(ratios[name] for name in full)
+        dense |= {name for name in full if ratios[name] == highest}
+
+
+def random_masks(shapes: Mapping[str, Sequence[int]], densities: Mapping[str, float], seed: int) -> Masks:
+    """Return random masks (True: kept) of `round(density * n)`, at least one, on the CPU, by seed."""
+    scores = {name: random_scores(shape, seed, 0, index) for index, (name, shape) in enumerate(shapes.items())}
+    return largest_masks(scores, densities)
+
+
+def largest_masks(scores: Mapping[str, Tensor], densities: Mapping[str, float]) -> Masks:
+    """Return masks (True: kept) of the `round(density * n)`, at least one, largest scores."""
+    return {name: lowest(-score, max(1, round(densities[name] * score.numel()))) for name, score in scores.items()}
+
+
+def random_scores(shape: Sequence[int], seed: int, step: int, index: int) -> Tensor:
+    """Return uniform numbers that depend only on (seed, step, index), made on the CPU for all devices."""
+    word = ((seed * 1_000_003 + step) * 1_000_003 + index) % 2**63
+    return torch.rand(tuple(shape), generator=torch.Generator().manual_seed(word))
+
+
+def exchange(weight: Tensor, mask: Tensor, growth: Tensor, fraction: float) -> Tensor:
+    """Return the mask after dropping `fraction` of the kept weights by magnitude and growing as many.
+
+    Places of largest `growth` grow: |gradient| for RigL, random numbers for SET; as in the paper, also those just
+    dropped, which keep their weight. All arguments have the weight's shape.
+    """
+    mask = mask.bool()
+    kept = int(mask.sum())
+    moved = min(int(fraction * kept), mask.numel() - kept)
+    if moved == 0:
+        return mask.clone()
+    stays = lowest(-weight.detach().abs().float().masked_fill(~mask, -1.0), kept - moved)
+    return stays | lowest(-growth.detach().float().masked_fill(stays, -math.inf), moved)
+
+
+@validated
+def round_sparsities(sparsity: OpenShare, rounds: Annotated[int, Field(ge=2)]) -> list[float]:
+    """Return the share of zeros in each of `rounds` trainings: from 0 to `sparsity`, geometrically."""
+    return [1 - (1 - sparsity) ** (k / (rounds - 1)) for k in range(rounds)]
+
+
+def copy_state(net: nn.Module) -> dict[str, Tensor]:
+    """Copy weights and buffers of `net` to the CPU, whole and as rank 0 has them. A collective."""
+    saved = {}
+    for name, tensor in net.state_dict(keep_vars=True).items():
+        value = whole(tensor)
+        if not is_sharded(tensor) and processes() > 1:
+            value = value.clone()
+            torch.distributed.broadcast(value, src=0)
+        saved[name] = value.to("cpu", copy=True)
+    return saved
+
+
+@torch.no_grad()
+def rewind(net: nn.Module, saved: Mapping[str, Tensor], masks: Mapping[str, Tensor] | None = None) -> None:
+    """Load what `copy_state` returned into `net`, in place, with zeros where `masks` are False."""
+    for name, tensor in net.state_dict(keep_vars=True).items():
+        mask = (masks or {}).get(name)
+        value = saved[name] if mask is None else saved[name] * mask.to(saved[name].device)
+        local(tensor).copy_(part_of(value.to(tensor.device), tensor))

@@ -52,14 +52,6 @@ def layers(net: nn.Module, patterns: Sequence[str] | None = None, key: str = "la
     return {name: module for name, module in found.items() if any(fnmatchcase(name, one) for one in chosen)}
 
 
-def change(weight: Tensor, kind: str, value: float) -> Tensor:
-    """Return `weight` with its smallest share `value` set to zero, or rounded to `value` bits."""
-    if kind == "bits":
-        return round_to_nearest(weight, int(value))
-    scores = {"weight": weight.abs()}
-    return weight * make_masks(scores, value, scope="layer")["weight"]
-
-
 def round_to_nearest(weight: Tensor, bits: int) -> Tensor:
     """Round `weight` [out, ...] to symmetric integers of `bits` bits, with a scale per output channel."""
     rounding = FakeQuantize(bits, symmetric=True, axis=0, channels=len(weight), follows=True, device=weight.device)
@@ -80,7 +72,10 @@ def changed(net: nn.Module, values: Mapping[str, tuple[str, float]], batches: It
     try:
         with torch.no_grad():
             for name, (kind, value) in values.items():
-                weights[name].copy_(change(weights[name], kind, value))
+                if kind == "bits":
+                    weights[name].copy_(round_to_nearest(weights[name], int(value)))
+                else:
+                    weights[name].mul_(make_masks({name: weights[name].abs()}, value, scope="layer")[name])
         reestimate_batchnorm(net, batches, limit=None)
         yield
     finally:
@@ -160,28 +155,17 @@ def allocate(options: Mapping[str, Sequence[Option]], budget: float, said: str |
             for option in some
             if cost + option.cost <= room
         ]
-        front = _thinned(_undominated(grown))
+        front = []  # those that no other beats in both cost and loss, by rising cost and falling loss
+        for state in sorted(grown, key=lambda state: state[:2]):
+            if not front or state[1] < front[-1][1]:
+                front.append(state)
+        if len(front) > MOST_STATES:  # evenly over the costs: the last of each range has the least loss
+            costs = [state[0] for state in front]
+            width = (costs[-1] - costs[0]) / MOST_STATES
+            ends = (bisect_left(costs, costs[0] + width * (piece + 1)) - 1 for piece in range(MOST_STATES))
+            front = [front[i] for i in sorted({0, len(front) - 1, *(max(0, end) for end in ends)})]
     cost, loss, chosen = front[-1]
     return Allocation(dict(zip(options, chosen, strict=True)), cost, loss)
-
-
-def _undominated(states: States) -> States:
-    """Return the states that no other beats in both cost and loss, by rising cost and falling loss."""
-    best: States = []
-    for state in sorted(states, key=lambda state: state[:2]):
-        if not best or state[1] < best[-1][1]:
-            best.append(state)
-    return best
-
-
-def _thinned(front: States) -> States:
-    """Return about MOST_STATES states, evenly over the costs: the last of each range has the least loss."""
-    if len(front) <= MOST_STATES:
-        return front
-    costs = [state[0] for state in front]
-    width = (costs[-1] - costs[0]) / MOST_STATES
-    last = {max(0, bisect_left(costs, costs[0] + width * (piece + 1)) - 1) for piece in range(MOST_STATES)}
-    return [front[i] for i in sorted(last | {0, len(front) - 1})]
 
 
 def quantized_bytes(shape: Sequence[int], bits: int) -> int:

@@ -10,18 +10,28 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lathe.callbacks.skippable_hooks import SkippableHooks
 from lathe.compression.callback import Compression, an_input, inputs_of, steps_of
-from lathe.compression.quantization import layers, ptq
-from lathe.compression.quantization.calibration import Observer, update_quantizers
-from lathe.compression.quantization.fake_quant import FakeQuantize, TrainingObserver
-from lathe.compression.quantization.net import Trace, quantize, reopen
+from lathe.compression.quantization import ptq
+from lathe.compression.quantization.fake_quant import FakeQuantize, Observer, TrainingObserver, update_quantizers
+from lathe.compression.quantization.net import (
+    LayerPlan,
+    Trace,
+    Weighted,
+    choose,
+    float_sentence,
+    quantize,
+    quantized_layers,
+    quantizers,
+    reopen,
+    weighted,
+)
 from lathe.config.types import Bits, Count, Name, Share
 from lathe.config.validation import validated
-from lathe.errors import ArgumentError, UserError
+from lathe.errors import ArgumentError, UserError, require
 from lathe.measure.shards import whole
 from lathe.tasks.core import core_of
 
@@ -68,13 +78,13 @@ class QAT(SkippableHooks, Compression):
     ) -> None:
         if freeze_observers is not None and freeze_observers < start:
             raise ArgumentError(f"freeze_observers={freeze_observers} lies before start={start}: freeze later.")
-        self.plan = layers.LayerPlan(bits, activation_bits, per_channel, lsq)
+        self.plan = LayerPlan(bits, activation_bits, per_channel, lsq)
         self.overrides = ptq.overrides_of(self.plan, layer_bits, exclude)
         self.start, self.freeze_observers, self.freeze_batchnorm = start, freeze_observers, freeze_batchnorm
         self.observer, self.percentile = observer, percentile
         self._quantizers: list[FakeQuantize] = []
         self._layers: dict[str, nn.Module] = {}
-        self._weighted: dict[str, layers.Weighted] = {}
+        self._weighted: dict[str, Weighted] = {}
         self._norms: list[nn.Module] = []
         self._parameters = 0
         self._steps: dict[str, float] = {}
@@ -85,24 +95,29 @@ class QAT(SkippableHooks, Compression):
             return
         net = core_of(pl_module)
         key = "compression.qat.layer_bits"
-        self._layers = layers.quantized_layers(net)
+        self._layers = quantized_layers(net)
         if not self._layers:
             quantize(net, _example(trainer, pl_module, net), self.plan, self.overrides, key=key)
-            self._layers = layers.quantized_layers(net)
+            self._layers = quantized_layers(net)
             if trainer.world_size > 1:  # each rank has read different samples
-                observed = [q for q in layers.quantizers(net) if not q.follows]
+                observed = [q for q in quantizers(net) if not q.follows]
                 ranges = trainer.strategy.broadcast([(q.minimum.tolist(), q.maximum.tolist()) for q in observed])
                 for q, (low, high) in zip(observed, ranges, strict=True):
                     q.set_range(torch.tensor(low), torch.tensor(high))
-            sentence = layers.float_sentence(net, "compression.qat", self.overrides)
+            sentence = float_sentence(net, "compression.qat", self.overrides)
             if sentence is not None:
                 rank_zero_warn(sentence)
-        elif not self._agrees(trainer, pl_module, net, key):
-            raise UserError(
-                "compression.qat: the net is quantized already, in another way: start from its float weights."
+        else:
+            plans = choose(net, self.plan, self.overrides, key)
+            same = all(layer.__dict__["plan"] == plans.get(name) for name, layer in self._layers.items())
+            # float layers are right if the net does not call them
+            left = [name for name in plans if name not in self._layers] if same else []
+            require(
+                same and not (left and Trace(net, _example(trainer, pl_module, net), left).called),
+                "compression.qat: the net is quantized already, in another way: start from its float weights.",
             )
-        self._quantizers = layers.quantizers(net)
-        self._weighted = layers.weighted(net)
+        self._quantizers = quantizers(net)
+        self._weighted = weighted(net)
         self._parameters = sum(parameter.numel() for parameter in net.parameters())
         for q in self._quantizers:
             q.observer, q.percentile = self.observer, self.percentile
@@ -112,14 +127,6 @@ class QAT(SkippableHooks, Compression):
             dynamo.recompile_limit = max(dynamo.recompile_limit, RECOMPILATIONS)
             # torch 2.13's compiler instantiates each autograd function, and warns of that itself
             warnings.filterwarnings("ignore", message=".*should not be instantiated", category=DeprecationWarning)
-
-    def _agrees(self, trainer: Trainer, pl_module: LightningModule, net: nn.Module, key: str) -> bool:
-        """Return whether a quantized net has the bits and float layers of these options."""
-        plans = layers.choose(net, self.plan, self.overrides, key)
-        if any(layer.__dict__["plan"] != plans.get(name) for name, layer in self._layers.items()):
-            return False
-        left = [name for name in plans if name not in self._layers]  # correct for layers that the net does not call
-        return not left or not Trace(net, _example(trainer, pl_module, net), left).called
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # synchronized BatchNorm layers have replaced plain ones since setup
@@ -144,7 +151,8 @@ class QAT(SkippableHooks, Compression):
         step = steps_of(trainer)
         if step > self._step:  # not while gradients accumulate
             self._step = step
-            update_quantizers(self._quantizers, _over_ranks if trainer.world_size > 1 else None)
+            maximum = partial(torch.distributed.all_reduce, op=torch.distributed.ReduceOp.MAX)
+            update_quantizers(self._quantizers, maximum if trainer.world_size > 1 else None)
             self._apply(step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -157,8 +165,13 @@ class QAT(SkippableHooks, Compression):
     def _apply(self, step: int) -> None:
         """Switch quantizers and BatchNorm to their state after optimizer step `step`."""
         if step >= self._steps["start"] and not all(q.is_enabled for q in self._quantizers):
-            self._first_steps()
+            # LSQ's scales start from the observed ranges and the weights' mean
+            weights = {id(layer.weight_quantizer): layer.weight for layer in self._weighted.values()}
             for q in self._quantizers:
+                if q.lsq and q.follows:
+                    q.set_first_step(whole(weights[id(q)]))
+                elif q.lsq:
+                    q.set_range(q.minimum, q.maximum)
                 q.switch(enabled=True, observing=False if q.lsq else None)
         if step >= self._steps["observers"]:
             for q in self._quantizers:
@@ -170,15 +183,6 @@ class QAT(SkippableHooks, Compression):
         if step >= self._steps["batchnorm"]:
             for norm in self._norms:
                 norm.eval()
-
-    def _first_steps(self) -> None:
-        """Initialize LSQ's scales from the observed ranges and the weights' mean."""
-        weights = {id(layer.weight_quantizer): layer.weight for layer in self._weighted.values()}
-        for q in self._quantizers:
-            if q.lsq and q.follows:
-                q.set_first_step(whole(weights[id(q)]))
-            elif q.lsq:
-                q.set_range(q.minimum, q.maximum)
 
     def ready(self, trainer: Trainer) -> bool:
         return bool(self._quantizers) and all(q.is_enabled for q in self._quantizers)
@@ -195,10 +199,6 @@ def _example(trainer: Trainer, pl_module: LightningModule, net: nn.Module) -> An
     return an_input(trainer, pl_module, EXAMPLES, next(net.parameters()).device)
 
 
-def _over_ranks(values: Tensor) -> None:
-    torch.distributed.all_reduce(values, torch.distributed.ReduceOp.MAX)
-
-
 class AfterTraining(Compression):
     """Base class; `name` is the method's key in the configuration.
 
@@ -209,7 +209,7 @@ class AfterTraining(Compression):
 
     def __init__(
         self,
-        plan: layers.LayerPlan,
+        plan: LayerPlan,
         layer_bits: LayerBits | None,
         exclude: Sequence[str] | None,
         quantize: Callable[..., ptq.Quantized],
@@ -222,11 +222,7 @@ class AfterTraining(Compression):
 
     def check(self, net: nn.Module) -> None:
         ptq.require_float(net)
-        self.check_layers(net)
-
-    def check_layers(self, net: nn.Module) -> None:
-        """Raise UserError for options that don't fit the net."""
-        layers.choose(net, self.plan, self.overrides, self.key)
+        choose(net, self.plan, self.overrides, self.key)
 
     def finalise(self, net: nn.Module, datamodule: Any) -> bool:
         done = self.quantize(net, inputs_of(datamodule, self.batches), self.plan, self.overrides, key=self.key)
@@ -243,7 +239,7 @@ class AfterTraining(Compression):
 
     def warn(self, net: nn.Module, done: ptq.Quantized) -> None:
         """Warn of weights that are still float, unless they were excluded."""
-        sentence = layers.float_sentence(net, self.key, self.overrides)
+        sentence = float_sentence(net, self.key, self.overrides)
         if sentence is not None:
             rank_zero_warn(sentence)
 
@@ -282,7 +278,7 @@ class PTQStatic(AfterTraining):
             equalization=equalize,
             bias_correction=bias_correction,
         )
-        plan = layers.LayerPlan(weight_bits, activation_bits, per_channel)
+        plan = LayerPlan(weight_bits, activation_bits, per_channel)
         super().__init__(plan, layer_bits, exclude, quantize, batches)
         self.equalize = equalize
 
@@ -313,14 +309,15 @@ class PTQDynamic(AfterTraining):
         layer_bits: LayerBits | None = None,
         exclude: Sequence[Name] | None = None,
     ) -> None:
-        plan = layers.LayerPlan(weight_bits, activation_bits, per_channel, activation="dynamic")
+        plan = LayerPlan(weight_bits, activation_bits, per_channel, activation="dynamic")
 
         def quantize(net: nn.Module, batches: list[Any], *args: Any, **options: Any) -> ptq.Quantized:
             return ptq.quantize_dynamic(net, batches[0], *args, **options)
 
         super().__init__(plan, layer_bits, exclude, quantize)
 
-    def check_layers(self, net: nn.Module) -> None:
+    def check(self, net: nn.Module) -> None:
+        ptq.require_float(net)
         ptq.linear_only(net, self.overrides, self.key)
 
     def warn(self, net: nn.Module, done: ptq.Quantized) -> None:
@@ -353,12 +350,13 @@ class WeightOnly(AfterTraining):
         layer_bits: LayerBits | None = None,
         exclude: Sequence[Name] | None = None,
     ) -> None:
-        plan = layers.LayerPlan(weight_bits, activation_bits=None, activation="none", group_size=group_size)
+        plan = LayerPlan(weight_bits, activation_bits=None, activation="none", group_size=group_size)
         quantize = partial(ptq.quantize_weights, bias_correction=bias_correction)
         super().__init__(plan, layer_bits, exclude, quantize, batches)
 
-    def check_layers(self, net: nn.Module) -> None:
-        self.ungrouped(net, list(layers.choose(net, self.plan, self.overrides, self.key)))
+    def check(self, net: nn.Module) -> None:
+        super().check(net)
+        self.ungrouped(net, list(choose(net, self.plan, self.overrides, self.key)))
 
     def ungrouped(self, net: nn.Module, layers: Sequence[str]) -> list[str]:
         """Return the layers whose weights per output do not divide into groups; raise UserError if all are."""

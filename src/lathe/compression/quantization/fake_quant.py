@@ -1,9 +1,15 @@
-"""Fake quantization of one tensor, with straight-through gradients and with learned step sizes (LSQ)."""
+"""Fake quantization of tensors, with straight-through gradients or learned step sizes (LSQ), and its ranges."""
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+
+from lathe.compression.modes import evaluated, uncompiled
+from lathe.errors import UserError, require
+from lathe.measure.calls import run
+from lathe.measure.shards import whole
 
 TrainingObserver = Literal["minmax", "moving_average", "percentile"]
 SAMPLE = 16384  # values of a batch for a percentile in training
@@ -118,10 +124,10 @@ class FakeQuantize(nn.Module):
     activations are affine, [0, 2^bits - 1]. The range comes from:
 
     - `follows`: the tensor itself, at each call; for weights until their range is frozen, and for dynamic activations.
-    - otherwise observation in training mode. `forward` only widens `batch_minimum` and `batch_maximum`; `ranges.update`
-      sets the ranges of all quantizers once per optimizer step. So a recomputed forward changes nothing, accumulated
-      batches count as one, and ranks can agree.
-    - `lsq`: training. The parameter `growth` is the logarithm of the scale over its first value; `ranges.update`
+    - otherwise observation in training mode. `forward` only widens `batch_minimum` and `batch_maximum`;
+      `update_quantizers` sets the ranges of all quantizers once per optimizer step. So a recomputed forward changes
+      nothing, accumulated batches count as one, and ranks can agree.
+    - `lsq`: training. The parameter `growth` is the logarithm of the scale over its first value; `update_quantizers`
       computes `scale` after each step. So an optimizer step changes it by a share of itself, and it can't become zero.
 
     `scale` (float32) and `zero_point` (int32) have shape [1] (`axis` None), [channels] (`axis` 0), or [channels,
@@ -287,12 +293,10 @@ class FakeQuantize(nn.Module):
         Activation checkpointing must not use the first pass's result, nor the other way round, or the two would save
         different tensors.
         """
-        place = (
-            torch._C._current_graph_task_id(),
-            _saving(),
-            torch.is_grad_enabled(),
-            None if x.is_inference() else x._version,
-        )
+        top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+        hooks = top(True) if top is not None else None  # of the current activation-checkpointing region
+        region, version = 0 if hooks is None else id(hooks[0]), None if x.is_inference() else x._version
+        place = torch._C._current_graph_task_id(), region, torch.is_grad_enabled(), version
         kept = x.__dict__.get("_lathe_rounded")
         if kept is None or kept[0] is not self or kept[1] != place:
             kept = (self, place, self.quantize(x))
@@ -300,25 +304,21 @@ class FakeQuantize(nn.Module):
         out: Tensor = kept[2]
         return out
 
-    def batch_range(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the smallest and largest value of x, each of shape [1].
+    def watch(self, x: Tensor) -> None:
+        """Add x to the extremes of the current optimizer step.
 
         With observer=percentile, those of at most 16384 evenly spaced values within that share on each side.
         """
-        if self.observer != "percentile":
-            low, high = torch.aminmax(x)
-            return low.view(1), high.view(1)
-        flat = x.detach().flatten()
-        flat = flat[:: max(1, flat.numel() // SAMPLE)].float().sort().values
-        drop = round((flat.numel() - 1) * (1 - self.percentile / 100))
-        return flat[drop].view(1), flat[flat.numel() - 1 - drop].view(1)
-
-    def watch(self, x: Tensor) -> None:
-        """Add x to the extremes of the current optimizer step."""
         with torch.no_grad():
-            low, high = self.batch_range(x)
-            self.batch_minimum.copy_(torch.minimum(self.batch_minimum, low.float()))
-            self.batch_maximum.copy_(torch.maximum(self.batch_maximum, high.float()))
+            if self.observer != "percentile":
+                low, high = torch.aminmax(x)
+            else:
+                flat = x.detach().flatten()
+                flat = flat[:: max(1, flat.numel() // SAMPLE)].float().sort().values
+                drop = round((flat.numel() - 1) * (1 - self.percentile / 100))
+                low, high = flat[drop], flat[flat.numel() - 1 - drop]
+            self.batch_minimum.copy_(torch.minimum(self.batch_minimum, low.view(1).float()))
+            self.batch_maximum.copy_(torch.maximum(self.batch_maximum, high.view(1).float()))
 
     def quantize(self, x: Tensor) -> Tensor:
         """Round x, whatever the flags."""
@@ -338,8 +338,182 @@ class FakeQuantize(nn.Module):
         return out if self.group_size is None else out.reshape(x.shape)
 
 
-def _saving() -> int:
-    """Return an id of the current activation-checkpointing region; not called under a compiler."""
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    hooks = top(True) if top is not None else None
-    return 0 if hooks is None else id(hooks[0])
+def quantizers(net: nn.Module) -> list[FakeQuantize]:
+    """Return every quantizer of `net` once, in order."""
+    return [module for module in net.modules() if isinstance(module, FakeQuantize)]
+
+
+def some_quantizers(net: nn.Module) -> list[FakeQuantize]:
+    """Return `quantizers(net)`; raise UserError if there are none."""
+    found = quantizers(net)
+    if not found:
+        raise UserError(f"{type(net).__name__} has no quantized layer: quantize it first.")
+    return found
+
+
+Observer = Literal["minmax", "percentile", "entropy"]
+BINS = 2048
+MEMORY = 0.01  # of the newest step in a moving average, as in torch's observers
+
+
+def calibrate(net: nn.Module, batches: Iterable[Any], method: Observer = "minmax", percentile: float = 99.99) -> None:
+    """Set the ranges of activations from `batches`, fix them and turn rounding on.
+
+    Batches are inputs, tensors or Calls, or tuples that begin with them. `minmax` takes the extremes, `percentile` that
+    share of the values, `entropy` the clipping of least KL divergence (Migacz 2017); the last two read the batches
+    twice, and keep those of an iterator in memory.
+    """
+    require(method in get_args(Observer), f"method={method}: choose one of {', '.join(get_args(Observer))}.")
+    every = some_quantizers(net)
+    watched = [q for q in every if not q.symmetric and not q.follows]
+    data = batches if method == "minmax" or not hasattr(batches, "__next__") else list(batches)
+    for q in every:
+        q.switch(enabled=False)
+    extremes = {id(q): (torch.zeros(1), torch.zeros(1)) for q in watched}
+
+    def widen(q: FakeQuantize, x: Tensor) -> None:
+        low, high = q.extremes(x)
+        was = extremes[id(q)]
+        extremes[id(q)] = torch.minimum(was[0], low.cpu()), torch.maximum(was[1], high.cpu())
+
+    require(_passes(net, data, watched, widen) > 0, "Calibration was given no batch: give at least one.")
+    if method != "minmax":
+        found = {id(q): Histogram(*(float(end) for end in extremes[id(q)])) for q in watched}
+        _passes(net, data, watched, lambda q, x: found[id(q)].add(x))
+        for q in watched:
+            low, high = found[id(q)].range(method, percentile, q.bits)
+            extremes[id(q)] = torch.tensor([low]), torch.tensor([high])
+    for q in watched:
+        q.set_range(*extremes[id(q)])
+        q.switch(observing=False)
+    for q in every:
+        q.switch(enabled=True)
+
+
+def _passes(
+    net: nn.Module, batches: Iterable[Any], watched: list[FakeQuantize], see: Callable[[FakeQuantize, Tensor], None]
+) -> int:
+    """Run the net over the batches and pass each quantizer's input to `see`; return the number of batches."""
+    handles = [q.register_forward_pre_hook(lambda q, args: see(q, args[0].detach())) for q in watched]
+    count = 0
+    with evaluated(net, handles), torch.no_grad(), uncompiled(net):
+        for batch in batches:
+            run(net, batch[0] if isinstance(batch, tuple | list) else batch)
+            count += 1
+    return count
+
+
+def update_quantizers(quantizers: Sequence[FakeQuantize], reduce_max: Callable[[Tensor], None] | None = None) -> None:
+    """Set ranges from the forwards since the last call, and LSQ's scales; call once per optimizer step.
+
+    A moving average starts as a plain mean: the t-th update weighs max(1/t, 0.01). Quantizers without values and steps
+    that are not finite (fp16) keep their range. `reduce_max` replaces a tensor by its maximum over all ranks, in place:
+    ranges then equal those of one process with the whole batch.
+    """
+    with torch.no_grad():
+        for q in quantizers:
+            if q.lsq and q.is_enabled:
+                q.scale.copy_(q.first * whole(q.growth).float().exp())  # under fsdp a DTensor
+        watching = [q for q in quantizers if q.is_observing and not q.follows]
+        if not watching:
+            return
+        seen = torch.stack(
+            [-torch.cat([q.batch_minimum for q in watching]), torch.cat([q.batch_maximum for q in watching])]
+        ).float()
+        if reduce_max is not None:
+            reduce_max(seen)
+        counts = torch.stack([q.updates for q in watching])
+        old = torch.stack([-torch.cat([q.minimum for q in watching]), torch.cat([q.maximum for q in watching])]).float()
+        new = seen.clamp_min(0)  # the range includes zero
+        valid = seen.isfinite().all(0)
+        first = counts == 0
+        weight = (1 / (counts + 1)).clamp_min(MEMORY)
+        widest = torch.tensor([q.observer == "minmax" for q in watching], device=seen.device)
+        mixed = torch.where(widest & ~first, torch.maximum(old, new), torch.lerp(old, new, weight))
+        low, high = torch.where(valid, mixed, old)
+        low = -low
+        levels = torch.tensor([float(q.high) for q in watching], device=seen.device)
+        scale, zero_point = affine(low, high, levels)
+        torch._foreach_copy_([q.minimum for q in watching], list(low.split(1)))
+        torch._foreach_copy_([q.maximum for q in watching], list(high.split(1)))
+        plain = [i for i, q in enumerate(watching) if not q.lsq]
+        if plain:
+            torch._foreach_copy_([watching[i].scale for i in plain], [scale[i : i + 1] for i in plain])
+        torch._foreach_copy_([q.zero_point for q in watching], list(zero_point.split(1)))
+        torch._foreach_copy_([q.updates for q in watching], list((counts + valid).to(counts.dtype).unbind()))
+        for q in watching:  # the extremes since the last update
+            q.batch_minimum.fill_(torch.inf)
+            q.batch_maximum.fill_(-torch.inf)
+
+
+class Histogram:
+    """Counts of values in 2048 equal bins between `low` and `high`, on the CPU."""
+
+    def __init__(self, low: float, high: float) -> None:
+        self.low, self.high = min(low, 0.0), max(high, 0.0)
+        self.counts = torch.zeros(BINS, dtype=torch.float64)
+
+    def add(self, x: Tensor) -> None:
+        if self.high > self.low:
+            self.counts += torch.histc(x.detach().float(), BINS, self.low, self.high).cpu().double()
+
+    def range(self, method: str, percentile: float, bits: int) -> tuple[float, float]:
+        """Return the range by `entropy` or `percentile` (share inside; the rest half on each nonzero side)."""
+        if not self.counts.sum():
+            return self.low, self.high
+        if method == "entropy":
+            return self._entropy(2**bits)
+        share = self.counts.cumsum(0) / self.counts.sum()
+        one_sided = self.low == 0.0 or self.high == 0.0
+        outside = (1 - percentile / 100) / (1 if one_sided else 2)
+        width = (self.high - self.low) / BINS
+        below = int(torch.searchsorted(share, outside)) if self.low < 0 else 0
+        above = int(torch.searchsorted(share, 1 - outside)) + 1 if self.high > 0 else BINS
+        return min(self.low + below * width, 0.0), max(self.low + min(above, BINS) * width, 0.0)
+
+    def _entropy(self, levels: int) -> tuple[float, float]:
+        """Return the clipping of least KL divergence (Migacz 2017, "8-bit Inference with TensorRT").
+
+        Both ends move towards zero together, as in ONNX Runtime.
+        """
+        width = (self.high - self.low) / BINS
+        zero = round(-self.low / width)
+        reach = max(zero, BINS - zero)  # bins on the longer side
+        best, chosen = float("inf"), reach
+        step = max(1, reach // 128)
+        for bins in range(max(levels // 2 if zero else levels, step), reach + 1, step):
+            start, stop = max(0, zero - bins), min(BINS, zero + bins)
+            if stop - start < levels:
+                continue
+            distance = self._divergence(start, stop, levels)
+            if distance < best:
+                best, chosen = distance, bins
+        start, stop = max(0, zero - chosen), min(BINS, zero + chosen)
+        return (self.low if start == 0 else self.low + start * width), (
+            self.high if stop == BINS else self.low + stop * width
+        )
+
+    def _divergence(self, start: int, stop: int, levels: int) -> float:
+        inner = self.counts[start:stop]
+        p = inner.clone()
+        p[0] += self.counts[:start].sum()
+        p[-1] += self.counts[stop:].sum()
+        # q: the same counts in `levels` bins, each spread evenly over its nonempty original bins
+        place = torch.arange(stop - start) * levels // (stop - start)
+        filled = (p > 0).double()
+        total = torch.zeros(levels, dtype=torch.float64).index_add_(0, place, inner)
+        number = torch.zeros(levels, dtype=torch.float64).index_add_(0, place, filled)
+        q = (total / number.clamp_min(1))[place] * filled
+        if not q.sum():
+            return float("inf")
+        p, q = _smoothed(p / p.sum()), _smoothed(q / q.sum())
+        return float((p * (p / q).log()).where(p > 0, torch.zeros(())).sum())
+
+
+def _smoothed(p: Tensor, epsilon: float = 1e-4) -> Tensor:
+    """Move some mass to empty bins, as ONNX Runtime does, so that the divergence is finite."""
+    empty = p == 0
+    n = int(empty.sum())
+    if n == 0 or n == p.numel():
+        return p
+    return torch.where(empty, epsilon, p - epsilon * n / (p.numel() - n)).clamp_min(1e-12)
