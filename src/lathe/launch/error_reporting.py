@@ -17,7 +17,7 @@ from lathe.files import disk_sentence
 from lathe.launch.process_group import find_timeout
 from lathe.launch.signals import exit_on_next
 from lathe.launch.stdio import discard_output, prepare_stdio, stdout_is_closed
-from lathe.runs.rerun_command import CONFIG_DIR
+from lathe.runs.rundir import CONFIG_DIR
 
 FULL_ERROR = "LATHE_FULL_ERROR"
 LAST_FRAMES = 3  # of the user's code

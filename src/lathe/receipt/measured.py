@@ -29,8 +29,7 @@ from lathe.receipt.forms import CPU, Form, Input, Module, Target, export_to, on_
 from lathe.runs.build import make_task
 from lathe.runs.checkpoints import checkpoint_hash, read_checkpoint
 from lathe.runs.inference import Forward, is_lightning, open_data, open_run_net, score
-from lathe.runs.rerun_command import run_command
-from lathe.runs.rundir import RunDir
+from lathe.runs.rundir import RunDir, run_command
 from lathe.tasks import Task
 
 SECTION = "inference"  # the comparison of runtimes that scripts/benchmark.py adds

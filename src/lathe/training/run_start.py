@@ -19,8 +19,7 @@ from lathe.config.compression_plan import methods
 from lathe.config.resolve import flatten
 from lathe.errors import Stopped
 from lathe.loggers import CSVLogger, main_facts, run_facts
-from lathe.runs.rerun_command import run_command
-from lathe.runs.rundir import RunDir, point_latest
+from lathe.runs.rundir import RunDir, point_latest, run_command
 from lathe.training.trainer_setup import OWN_CHECKPOINTS, describe_device
 
 SAME_PRESS_S = 1.0  # seconds within which a second Ctrl-C counts as the first

@@ -10,14 +10,15 @@ from rich.table import Table
 from lathe.config.compression_plan import methods
 from lathe.config.metric_names import split_of
 from lathe.config.resolve import flatten
-from lathe.runs.rerun_command import (
+from lathe.runs.rundir import (
+    RunDir,
+    display_path,
     drop_overrides,
     quote_value,
     rerun_overrides,
     script_path,
     train_command,
 )
-from lathe.runs.rundir import RunDir, display_path
 
 
 def print_summary(result: dict[str, Any], run: RunDir, console: Console | None = None, ended: str = "") -> None:

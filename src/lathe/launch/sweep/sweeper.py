@@ -31,7 +31,7 @@ from lathe.launch.sweep.processes import ENDING, Jobs, Slot, end_job, slots_of
 from lathe.launch.sweep.progress_table import ProgressTable
 from lathe.launch.sweep.search_space import planned
 from lathe.launch.sweep.sweep_dir import ENDED, Job, SweepDir, create_sweep, find_sweep, identity_of
-from lathe.runs.rerun_command import run_command
+from lathe.runs.rundir import run_command
 
 # The queue here replaces Hydra's basic launcher, which runs jobs one after another in one process.
 FORKS = sys.platform.startswith("linux")  # on other systems, a fork after importing torch is not safe
