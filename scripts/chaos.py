@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 import lathe.training.compression_finalize
-from lathe.runs.compare_runs import compare_runs, metric_rows
+from lathe.runs.run_discovery import compare_runs, metric_rows
 from lathe.tasks import Task
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -16,7 +16,7 @@ import lathe.training.train
 from lathe.compression.distillation import kd
 from lathe.errors import UserError
 from lathe.runs.build import make_task
-from lathe.runs.inference import open_net
+from lathe.runs.inference import open_run_net
 from lathe.runs.instantiate import instantiate
 from lathe.training import trainer_setup
 
@@ -51,7 +51,7 @@ def test_the_loss_is_the_share_of_the_labels_and_of_the_teacher(tmp_path: Path, 
     datamodule.setup("fit")
     x, y = next(iter(datamodule.train_dataloader()))
     logits = task.net(x)
-    soft = kd(logits, open_net(teacher)(x), 3.0)
+    soft = kd(logits, open_run_net(teacher)[0].net(x), 3.0)
     hard = torch.nn.functional.cross_entropy(logits, y)
     assert column(run, "train/hard_loss")[0] == pytest.approx(0.3 * hard.item(), rel=1e-5)
     assert column(run, "train/soft_loss")[0] == pytest.approx(0.7 * soft.item(), rel=1e-5)
@@ -103,7 +103,7 @@ def test_several_teachers_share_the_term(tmp_path: Path, teacher: Path, resnet: 
     datamodule, task = instantiate(cfg["data"], "data"), make_task(cfg)
     datamodule.setup("fit")
     x, _ = next(iter(datamodule.train_dataloader()))
-    terms = [kd(task.net(x), open_net(path)(x), 4.0).item() for path in (teacher, resnet)]
+    terms = [kd(task.net(x), open_run_net(path)[0].net(x), 4.0).item() for path in (teacher, resnet)]
     assert column(run, "train/soft_loss")[0] == pytest.approx(0.5 * (0.75 * terms[0] + 0.25 * terms[1]), rel=1e-4)
     assert {"distill/teacher1_accuracy", "distill/teacher2_accuracy"} <= set(result(run))
 

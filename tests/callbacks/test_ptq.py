@@ -86,7 +86,7 @@ def test_masks_of_training_are_integer_zeros(tmp_path: Path) -> None:
     cfg = new_run(tmp_path, *SMALL, *overrides, "trainer.max_epochs=4")
     result = run.train(cfg)
     assert result["prune/sparsity"] == pytest.approx(0.5, abs=0.01)
-    layer = inference.open_net(cfg["paths"]["run_dir"]).get_submodule("stem.linear")
+    layer = inference.open_run_net(cfg["paths"]["run_dir"])[0].net.get_submodule("stem.linear")
     integers, _ = integer_weight(layer)
     assert float((integers == 0).float().mean()) >= 0.5
     assert not integers[layer.weight == 0].any()

@@ -12,16 +12,8 @@ from support.runs import config
 from lathe.config.compose import composing, hydra_message
 from lathe.errors import UserError
 
-GROUPS = {
-    "model": [],
-    "data": [],
-    "optimizer": [],
-    "compile": ["default", "none"],
-    "trainer": [],
-    "logger": ["csv", "wandb"],
-    "callbacks": ["default", "early_stopping"],
-    "seed": [],
-}
+GROUPS: dict[str, list[str]] = {key: [] for key in ("model", "data", "optimizer", "trainer", "seed")}
+GROUPS |= {"compile": ["default", "none"], "logger": ["csv", "wandb"], "callbacks": ["default", "early_stopping"]}
 
 
 @pytest.mark.parametrize(
@@ -65,10 +57,8 @@ def test_a_bug_is_not_explained() -> None:
 def refusal(folder: Path, text: str) -> str:
     (folder / "experiment").mkdir()
     (folder / "experiment" / "own.yaml").write_text(text, encoding="utf-8")
-    with (
-        pytest.raises(UserError) as caught,
-        composing("train", [f"hydra.searchpath=[file://{folder}]", "experiment=own"]),
-    ):
+    words = [f"hydra.searchpath=[file://{folder}]", "experiment=own"]
+    with pytest.raises(UserError) as caught, composing("train", words):
         pass
     return str(caught.value)
 

@@ -88,29 +88,13 @@ class Dark:
 
 
 @pytest.mark.law4
-def test_a_run_with_a_list_trains_evaluates_and_names_what_is_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_with_a_list_trains_and_evaluates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "darkening.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
-
-    def train(word: str) -> tuple[int, str]:
-        words = [*SMALL, "trainer.max_epochs=1", "logger=none", f"paths.log_dir={tmp_path / 'logs'}", word]
-        code = in_process(str(ROOT / "train.py"), *words)
-        return code, capsys.readouterr().err
-
-    def wrong(word: str, sentence: str) -> None:
-        code, said = train(word)
-        assert (code, runs(tmp_path / "logs")) == (1, [])
-        assert said.strip().splitlines()[-1].startswith(f"Error: {sentence}")
-
-    wrong("data.augment=[{_target_: lathe.data.Nope}]", "data.augment[0] can't be built: the module lathe.data has no")
-    wrong("data.augment=[{_target_: lathe.data.Mixup, alpha: 1}, {_target_: lathe.data.RandomFlip}]", "data.augment[1]")
-    augment = "[{_target_: lathe.data.RandomFlip}, {_target_: darkening.Dark, share: 0.5}]"
-    code, said = train(f"data.augment={augment}")
-    assert code == 0, said
+    augment = "data.augment=[{_target_: lathe.data.RandomFlip}, {_target_: darkening.Dark, share: 0.5}]"
+    words = [*SMALL, "trainer.max_epochs=1", "logger=none", f"paths.log_dir={tmp_path / 'logs'}", augment]
+    assert in_process(str(ROOT / "train.py"), *words) == 0
     (run,) = runs(tmp_path / "logs")
     saved: Any = RunDir(run).config["data"]["augment"]
     assert saved == [FLIP, {"_target_": "darkening.Dark", "share": 0.5}]
-    evaluate = [str(ROOT / "scripts" / "evaluate.py"), f"run={run}"]
-    assert in_process(*evaluate) == 0
+    assert in_process(str(ROOT / "scripts" / "evaluate.py"), f"run={run}") == 0

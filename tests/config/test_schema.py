@@ -1,5 +1,6 @@
 """configs/schema.json is current, takes every file that ships, and refuses what no signature takes."""
 
+import importlib
 import json
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra.utils import get_object
 from omegaconf._utils import get_yaml_loader
 from support.runs import ROOT, config
 
@@ -137,3 +139,20 @@ def test_a_key_that_others_read_is_taken() -> None:
 def test_unknown_classes_are_left_to_their_constructors() -> None:
     own = config("optimizer.kind.path=mine.Lion", "+optimizer.anything=goes", "callbacks.nan_guard._target_=mine.Guard")
     assert list(problems(own, "train")) == []
+
+
+def test_the_schema_has_components_by_their_public_names() -> None:
+    """As lathe.<package>.<Name> in the `__all__` of the package."""
+    for name in [name for name in definitions() if name.startswith("lathe.") and component_keys(name)]:
+        _, package, last = name.split(".")
+        assert last in importlib.import_module(f"lathe.{package}").__all__
+        assert callable(get_object(name))
+
+
+def test_all_public_names_can_be_imported() -> None:
+    """Also the names that are imported lazily."""
+    for file in sorted((ROOT / "src" / "lathe").glob("*/__init__.py")):
+        package = importlib.import_module(f"lathe.{file.parent.name}")
+        assert [name for name in getattr(package, "__all__", ()) if not hasattr(package, name)] == []
+        with pytest.raises(AttributeError, match="Nothing"):
+            _ = package.Nothing

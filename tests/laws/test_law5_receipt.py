@@ -47,7 +47,7 @@ def batches(run_dir: Path) -> Any:
 def exported(run_dir: Path, target: str, folder: Path) -> Path:
     """Export the file that the receipt measured: the net without preprocessing."""
     path = folder / "model.onnx"
-    export.get(target).export(inference.open_net(run_dir), torch.zeros(2, 1, 8, 8), path)
+    export.get(target).export(inference.open_run_net(run_dir)[0].net, torch.zeros(2, 1, 8, 8), path)
     return path
 
 

@@ -1,11 +1,16 @@
 """The task and the data module of a configuration."""
 
+import importlib
+import sys
+from pathlib import Path
+
+import lightning.pytorch
 import pytest
 import torch
 from support.runs import config
 
 from lathe.errors import UserError
-from lathe.runs.build import make_data, make_task
+from lathe.runs.build import alias_pytorch_lightning, make_data, make_task
 from lathe.tasks import ClassificationTask
 
 
@@ -19,15 +24,8 @@ def test_a_task_has_its_net_optimizer_and_scheduler() -> None:
 
 
 def test_the_scaled_learning_rate_includes_accumulated_batches() -> None:
-    cfg = config(
-        "model=mlp",
-        "optimizer.scale_lr=linear",
-        "optimizer.lr=0.1",
-        "optimizer.reference_batch_size=128",
-        "data.batch_size=64",
-        "trainer.accumulate_grad_batches=8",
-    )
-    task = make_task(cfg)
+    words = ("optimizer.scale_lr=linear", "optimizer.lr=0.1", "optimizer.reference_batch_size=128")
+    task = make_task(config("model=mlp", *words, "data.batch_size=64", "trainer.accumulate_grad_batches=8"))
     for group in task._make_optimizer(task.net).param_groups:
         assert group["lr"] == pytest.approx(0.1 * 64 * 8 / 128)
 
@@ -55,5 +53,25 @@ def test_all_wrong_arguments_of_a_component_are_reported_by_key() -> None:
         make_data(config("data.augment.crop=8", "data.augment.cutout=99"))
     keys = [message.partition("=")[0] for message in caught.value.args]
     assert keys == ["data.augment.crop", "data.augment.cutout"]
-    with pytest.raises(UserError, match=r"^data\.augment\[0\]\.size=99 is a square larger than"):
-        make_data(config("data.augment=[{_target_: lathe.data.Cutout, size: 99}]"))
+    with pytest.raises(UserError, match=r"^data\.augment\[1\]\.size=99 is a square larger than"):
+        make_data(config("data.augment=[{_target_: lathe.data.RandomFlip}, {_target_: lathe.data.Cutout, size: 99}]"))
+
+
+PACKAGE = """
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import EarlyStopping
+
+
+class Data(pl.LightningDataModule):
+    pass
+"""
+
+
+def test_both_names_are_the_same_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if not k.startswith("pytorch_lightning")})
+    (tmp_path / "older.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(tmp_path)
+    alias_pytorch_lightning()
+    older = importlib.import_module("older")
+    assert issubclass(older.Data, lightning.pytorch.LightningDataModule)
+    assert older.EarlyStopping is lightning.pytorch.callbacks.EarlyStopping

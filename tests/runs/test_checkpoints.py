@@ -1,5 +1,6 @@
-"""Checkpoint files are read without running code, and their weights must fit the net."""
+"""Checkpoint files are read without running code, their weights must fit the net, and older exports are refused."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 from torch import nn
 
 from lathe.errors import UserError
-from lathe.runs.checkpoints import load_weights, read_checkpoint
+from lathe.runs.checkpoints import KEY, check_current, checkpoint_hash, is_outdated, load_weights, read_checkpoint
+from lathe.runs.rundir import RunDir
 
 GOOD = {"state_dict": {"weight": torch.ones(2, 3)}, "global_step": 7, "epoch": 1}
 
@@ -56,3 +58,39 @@ def test_weights_that_do_not_fit_are_named_and_none_is_loaded(weights: dict[str,
         load_weights(net, weights, "a")
     assert str(caught.value).startswith(f"a does not fit this net: {message}")
     assert torch.equal(net.weight, before)
+
+
+# Exports of a run that was resumed
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("best", "last"):
+        (tmp_path / "checkpoints" / f"{name}.ckpt").write_text(f"weights of {name}")
+    return RunDir(tmp_path)
+
+
+def test_an_export_of_earlier_weights_is_refused(run: RunDir) -> None:
+    name, path = "last", run.last
+    manifest = {"checkpoint": name, KEY: checkpoint_hash(path)}
+    check_current(run, "onnx", manifest)
+    path.write_text("later weights")
+    with pytest.raises(UserError, match=r"exports/onnx is of an earlier last\.ckpt: .*target=onnx checkpoint=last, or"):
+        check_current(run, "onnx", manifest)
+    path.unlink()  # only the exports were kept
+    check_current(run, "onnx", manifest)
+    assert not is_outdated(run, {"checkpoint": name})
+
+
+def test_a_sharded_checkpoint_is_hashed_by_its_files(run: RunDir) -> None:
+    run.best.unlink()
+    run.best.mkdir()
+    (run.best / "meta.pt").write_text("a")
+    (run.best / "part").write_text("b")
+    manifest = {"checkpoint": "best", KEY: checkpoint_hash(run.best)}
+    shutil.copytree(run.best, run.path / "checkpoints/other.ckpt")
+    assert checkpoint_hash(run.path / "checkpoints/other.ckpt") == manifest[KEY]
+    assert not is_outdated(run, manifest)
+    (run.best / "part").write_text("c")
+    assert is_outdated(run, manifest)

@@ -11,20 +11,11 @@ from lathe.runs.inference import check_input_spec, open_data, open_run_net, scor
 from lathe.training.train import train
 
 QUIET = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false")
-GPT = (
-    "model=gpt_nano",
-    "data=synthetic_tokens",
-    "model.net.depth=1",
-    "model.net.width=32",
-    "optimizer=adamw",
-    *QUIET,
-    "trainer.max_epochs=1",
-    "trainer.limit_train_batches=3",
-    "trainer.log_every_n_steps=1",
-)
+SHORT = ("trainer.max_epochs=1", "trainer.limit_train_batches=3", "trainer.log_every_n_steps=1")
+GPT = ("model=gpt_nano", "data=synthetic_tokens", "model.net.depth=1", "model.net.width=32", "optimizer=adamw")
 
 
-@pytest.mark.parametrize("overrides", [SMALL, GPT], ids=["digits", "tokens"])
+@pytest.mark.parametrize("overrides", [SMALL, (*GPT, *QUIET, *SHORT)], ids=["digits", "tokens"])
 def test_score_equals_the_test(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     cfg = new_run(tmp_path, *overrides)
     train(cfg)

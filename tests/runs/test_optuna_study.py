@@ -1,6 +1,5 @@
 """Samples of a search depend on its seed and the number of the trial, for every sampler."""
 
-import binascii
 from typing import Any
 
 import optuna
@@ -28,30 +27,6 @@ def test_samples_depend_on_trial_and_seed(name: str) -> None:
     assert len(set(found)) > 8
     assert drawn(name, 0) == found
     assert drawn(name, 1) != found
-
-
-def test_hyperband_samples_from_the_trials_of_its_bracket() -> None:
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    seen: list[set[int]] = []
-
-    class Seen(optuna.samplers.RandomSampler):
-        def sample_independent(self, study: Any, trial: Any, *others: Any) -> Any:
-            seen.append({before.number for before in study.get_trials(deepcopy=False)})
-            return super().sample_independent(study, trial, *others)
-
-    study = optuna.create_study(study_name="study", sampler=Seen())
-    for number in range(12):
-        study.pruner = pruner_of({"pruner": "hyperband"})
-        trial = study.ask()
-        prune_now(study, number)
-        trial.suggest_float("x", 0, 1)
-        trial.report(0, 8)  # of nine: brackets that get 9, 5 and 3 of 17 trials
-        study.tell(trial, 0)
-    brackets = [0] * 9 + [1] * 5 + [2] * 3
-    of = [brackets[binascii.crc32(f"study_{number}".encode()) % 17] for number in range(12)]
-    assert seen[0] == {0}
-    assert seen[1:] == [{before for before in range(n + 1) if of[before] == of[n]} for n in range(1, 12)]
-    assert len(set(of)) == 3
 
 
 def facts(*words: str) -> dict[str, Any]:

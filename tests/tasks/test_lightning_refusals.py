@@ -13,7 +13,7 @@ from torch import nn
 
 from lathe import trust
 from lathe.errors import UserError
-from lathe.runs.inference import open_net
+from lathe.runs.inference import open_run_net
 from lathe.training.train import train
 
 Cli = Callable[..., tuple[int, str]]
@@ -61,4 +61,4 @@ def test_what_asks_for_a_nets_outputs_is_refused(tmp_path: Path) -> None:
     trust.allow({"trusted": ["support"]})
     sentence = "it has trained a LightningModule as it is, and nobody knows what that takes and answers"
     with pytest.raises(UserError, match=sentence):
-        open_net(directory)
+        open_run_net(directory)

@@ -17,8 +17,8 @@ from support.runs import SMALL, column, new_run, rows, runs, weights
 from lathe.errors import Stopped, UserError
 from lathe.launch.error_reporting import explain_error
 from lathe.runs import rundir
-from lathe.runs.compare_runs import RESULT_TIMES
 from lathe.runs.inference import open_data, open_run_net, score
+from lathe.runs.run_discovery import RESULT_TIMES
 from lathe.tasks import ClassificationTask
 from lathe.training.train import train
 

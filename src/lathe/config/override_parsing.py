@@ -173,7 +173,6 @@ def find_split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _translate_word(word: str, groups: Groups) -> list[str]:
     key, value, sign = key_of(word), value_of(word), word[: len(word) - len(word.lstrip("+~"))]
-    require(bool(key), f"{word!r} can't be read as an override: write key=value.")
     if "=" in word and sign != "~" and key in groups:
         value = quote_equals(key, value)
         word = f"{word.partition('=')[0]}={value}"
@@ -215,12 +214,8 @@ def _translate_choice(word: str, key: str, sign: str, value: str, groups: Groups
             return [f"{key}={','.join('none' if one in NOTHING else one for one in swept)}"]
     elif not sign and value in ("", "[]") and key not in REPLACED:
         raise UserError(f"{word}: expected a choice; choose one of {', '.join(choices)}")
-    typed = word.split("=", 1)[0]
-    require("@" not in typed, f"{typed}=...: the package of a group is fixed. Write {key}=<choice>, without the @.")
     inside = split_items(value[1:-1]) if value.startswith("[") and value.endswith("]") else []
     if key in SEVERAL:
-        twice = next((item for item in inside if not item.startswith("{") and inside.count(item) > 1), None)
-        require(twice is None, f"{word} has {twice} twice: leave one out.")
         require("none" not in inside or len(inside) == 1, f"{word}: leave none out, or use {key}=none.")
     elif key not in REPLACED and len(inside) > 1:
         raise UserError(f"{word}: {key} takes one choice. To run each: -m {key}={','.join(inside)}.")

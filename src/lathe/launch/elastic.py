@@ -19,7 +19,7 @@ from lathe.files import scratch, uninterrupted
 from lathe.launch.devices import Nodes, choose_threads, numa_mode, use_threads
 from lathe.launch.error_reporting import explain_error, explain_user_code, full_error, prepare_stdio
 from lathe.launch.process_group import find_timeout, init_process_group, save_timeout, take_timeouts
-from lathe.runs.rerun_command import quote_value, run_command
+from lathe.runs.rundir import quote_value, run_command
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # passed on to the workers
 UNGUARDED = 78  # exit code of a worker that called lathe.train again while it imported the script

@@ -23,7 +23,7 @@ from lathe.config.override_parsing import check_flags, translate
 from lathe.errors import BUILDING, PACKAGE, WORKER, Stopped, UserError, source_frames, worker_message
 from lathe.files import disk_sentence
 from lathe.launch.process_group import find_timeout
-from lathe.runs.rerun_command import CONFIG_DIR
+from lathe.runs.rundir import CONFIG_DIR
 
 FULL_ERROR = "LATHE_FULL_ERROR"
 LAST_FRAMES = 3  # of the user's code

@@ -30,8 +30,7 @@ from lathe.launch.command_checks import saved_overrides, typed_overrides
 from lathe.launch.devices import Nodes
 from lathe.launch.external_launch import ExternalLaunch
 from lathe.runs import run_discovery
-from lathe.runs.rerun_command import ENDS
-from lathe.runs.rundir import NOT_THE_EXPERIMENT, RunDir, display_path, open_run
+from lathe.runs.rundir import ENDS, NOT_THE_EXPERIMENT, RunDir, display_path, open_run
 
 NOT_THE_RUNS = ("resume", "launch", "hydra", "sweep", "trusted")  # groups that belong to the command
 FOLDERS = ("data.folder", "data.source.folder")

@@ -33,8 +33,7 @@ from lathe.receipt import page
 from lathe.runs.build import make_task
 from lathe.runs.checkpoints import checkpoint_hash, read_checkpoint
 from lathe.runs.inference import Forward, is_lightning, open_data, open_run_net, score
-from lathe.runs.rerun_command import run_command
-from lathe.runs.rundir import RunDir
+from lathe.runs.rundir import RunDir, run_command
 from lathe.tasks import Task
 from lathe.tasks.core import EXAMPLE, record_calls
 

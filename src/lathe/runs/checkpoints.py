@@ -29,12 +29,27 @@ def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
     if (path / "meta.pt").is_file():
         from lathe.strategies import sharded_files  # takes a second to import, and most checkpoints are files
 
-        return _checked(sharded_files.load(path, key=key), path, key)
-    if not path.is_file():
-        raise UserError(
-            f"{key}={path}: there is no such file; name a run, such as {key}=logs/latest, or one of its checkpoints."
+        state = sharded_files.load(path, key=key)
+    else:
+        require(
+            path.is_file(),
+            f"{key}={path}: there is no such file; name a run, such as {key}=logs/latest, or one of its checkpoints.",
         )
-    return _checked(read_plain(path, key), path, key)
+        state = read_plain(path, key)
+    check_digests(state, path, key, parts=("structure",))
+    problem = None
+    if not isinstance(state, dict) or not isinstance(state.get("state_dict"), dict) or "global_step" not in state:
+        problem = "it has no `state_dict` and `global_step`"
+    else:
+        for name, value in state["state_dict"].items():
+            if not isinstance(name, str) or not plain_tensor(value):
+                problem = f"its weight {name!a} is not a plain tensor"
+        kinds = {"global_step": int, "epoch": int, "structure": dict, "callbacks": dict, "loops": dict}
+        for name, kind in kinds.items():
+            if name in state and not isinstance(state[name], kind):
+                problem = f"its `{name}` is of type {type(state[name]).__name__}"
+    require(problem is None, f"{key}={path} is not a checkpoint of a run: {problem}.")
+    return dict(state)
 
 
 def read_plain(path: Path, key: str) -> Any:
@@ -64,24 +79,6 @@ def read_plain(path: Path, key: str) -> Any:
         raise UserError(
             f"{key}={path} can't be read as a checkpoint: it is cut off or of another kind; take another."
         ) from error
-
-
-def _checked(state: Any, path: Path, key: str) -> dict[str, Any]:
-    check_digests(state, path, key, parts=("structure",))
-    problem = None
-    if not isinstance(state, dict) or not isinstance(state.get("state_dict"), dict) or "global_step" not in state:
-        problem = "it has no `state_dict` and `global_step`"
-    else:
-        for name, value in state["state_dict"].items():
-            if not isinstance(name, str) or not plain_tensor(value):
-                problem = f"its weight {name!a} is not a plain tensor"
-        kinds = {"global_step": int, "epoch": int, "structure": dict, "callbacks": dict, "loops": dict}
-        for name, kind in kinds.items():
-            if name in state and not isinstance(state[name], kind):
-                problem = f"its `{name}` is of type {type(state[name]).__name__}"
-    require(problem is None, f"{key}={path} is not a checkpoint of a run: {problem}.")
-    checked: dict[str, Any] = state
-    return checked
 
 
 def plain_tensor(value: Any) -> bool:

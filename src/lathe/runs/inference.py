@@ -67,11 +67,6 @@ def check_input_spec(cfg: dict[str, Any], run: str | Path, key: str = "run") -> 
     check_declared(cfg["data"], run)
 
 
-def open_net(path: str | Path, key: str = "run") -> nn.Module:
-    """Return the net of `open_run_net`."""
-    return open_run_net(path, key)[0].net
-
-
 def open_core(path: str | Path, key: str = "run") -> nn.Module:
     """Return the net of a run, or the core of its LightningModule, with the best weights, on the CPU in eval mode."""
     return open_run_net(path, key, own=True)[0].core

@@ -1,5 +1,8 @@
-"""Finds runs below a folder: by place, name, configuration or launch; reads their status. Imports no torch."""
+"""Finds runs below a folder: by place, name, configuration or launch; reads their status, compares two. No torch."""
 
+import csv
+import itertools
+import json
 import os
 import re
 import time
@@ -11,7 +14,8 @@ from typing import Any
 
 from lathe.config.resolve import changes
 from lathe.errors import UserError, require
-from lathe.runs.rundir import GROUPS, NOT_THE_EXPERIMENT, RunDir
+from lathe.files import open_plain
+from lathe.runs.rundir import NOT_THE_EXPERIMENT, RunDir, require_groups
 from lathe.trust import read_json
 
 STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)_[0-9a-f]{6}")  # the name of a run directory
@@ -188,8 +192,7 @@ def read_status(run: RunDir, job: Mapping[str, Any], known: dict[str, Any] | Non
     def configuration() -> dict[str, Any]:
         config = run.plain("config.yaml", known)
         require(isinstance(config, dict), f"{run.where}: its config.yaml can't be read as a configuration.")
-        missing = [name for name in ("name", *GROUPS) if name not in config]
-        require(not missing, f"{run.where}: its config.yaml has no {', '.join(missing)}, which every run has.")
+        require_groups(config, run.where)
         return dict(config)
 
     exists = {name: os.path.lexists(run.path / name) for name in ("overrides.yaml", "result.json")}
@@ -251,3 +254,40 @@ def _state(run: RunDir, job: Mapping[str, Any], result: Mapping[str, Any] | None
 
 def _sentence(job: Mapping[str, Any]) -> str | None:
     return None if job.get("sentence") is None else " ".join(str(job["sentence"]).split())
+
+
+# Comparison of two complete runs, such as an interrupted and an uninterrupted one
+
+# Measured times and memory, which differ between any two runs: in result.json, and in the columns of metrics.csv.
+RESULT_TIMES = re.compile(
+    r"seconds|.*_per_s|step_ms|data_wait|grad_sync|mfu|epoch_s|rank_ms_.*|slowest_rank|energy_.*|peak_.*"
+)
+LINE_TIMES = ("throughput/", "device/", "DeviceStatsMonitor.")
+
+
+def metric_rows(directory: Path) -> list[dict[str, str]]:
+    """Read metrics.csv without empty columns and times."""
+    with open_plain(directory / "metrics.csv", newline="", encoding="utf-8-sig") as file:
+        lines = list(csv.DictReader(file))
+    return [{key: "" if key.startswith(LINE_TIMES) else value for key, value in row.items() if value} for row in lines]
+
+
+def compare_runs(directory: Path, reference: Path) -> list[str]:
+    """Return a line for each difference between two run directories: weights, results, metrics and files."""
+    import torch  # the rest of this module answers without it
+
+    found = []
+    for name in ("last", "best"):
+        files = (path / "checkpoints" / f"{name}.ckpt" for path in (directory, reference))
+        mine, theirs = (torch.load(path, map_location="cpu", weights_only=True)["state_dict"] for path in files)
+        if mine.keys() != theirs.keys() or not all(torch.equal(mine[key], theirs[key]) for key in mine):
+            found.append(f"weights of {name}.ckpt")
+    ours, other = (json.loads((path / "result.json").read_text()) for path in (directory, reference))
+    kept = [key for key in sorted(ours | other) if not RESULT_TIMES.fullmatch(key.rpartition("/")[2])]
+    changed = [key for key in kept if repr(ours.get(key)) != repr(other.get(key))]
+    found += [f"result.json: {key} {ours.get(key)!r} instead of {other.get(key)!r}" for key in changed]
+    pairs = itertools.zip_longest(metric_rows(directory), metric_rows(reference))
+    found += [f"metrics.csv: {mine} instead of {theirs}" for mine, theirs in pairs if mine != theirs][:2]
+    receipts, expected = ({path.name for path in folder.glob("receipt.*")} for folder in (directory, reference))
+    found += [f"no {name}" for name in sorted(expected - receipts)]
+    return found + [f"left: {path.relative_to(directory)}" for path in directory.rglob(".*") if path.name != ".lock"]

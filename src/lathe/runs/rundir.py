@@ -1,4 +1,4 @@
-"""The directory of a run, and the lock of the process that writes to it. Imports no torch.
+"""The directory of a run, the lock of the process that writes to it, and commands about it. Imports no torch.
 
 A run directory holds config.yaml, overrides.yaml, environment.json, checkpoints/, metrics.csv and, once the run is
 complete, result.json.
@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import secrets
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -20,12 +21,12 @@ from typing import IO, Any
 from hydra.core.hydra_config import HydraConfig
 
 from lathe import trust
+from lathe.config.override_parsing import as_typed, key_of
 from lathe.config.resolve import newest_run
 from lathe.config.validate import GROUPS as COMPONENTS
 from lathe.configs import SOURCE
 from lathe.errors import UserError, did_you_mean, require
 from lathe.files import disk_sentence, open_plain, remove, require_plain, sha256, sweep, whole, write_atomically
-from lathe.runs.rerun_command import last_values
 from lathe.trust import is_signed, signed_config
 from lathe.trust.safe_yaml import as_yaml, read_mapping, read_yaml
 
@@ -40,6 +41,9 @@ NOT_THE_EXPERIMENT = ("resume", "launch", "paths", "hydra", "sweep", "trusted", 
 # in environment.json; threads decide in which order numbers are added
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PACKAGES = ("lathe", "torch", "lightning", "hydra-core", "omegaconf", "numpy", "torchmetrics")
+
+ENDS = ("max_epochs", "max_steps", "max_time")  # keys of the Trainer
+CONFIG_DIR = "LATHE_CONFIG_DIR"  # the variable with the folder of --config-dir
 
 _locks: set[IO[str]] = set()  # the lock files that this process holds
 
@@ -95,8 +99,19 @@ class RunDir:
 
     @property
     def typed(self) -> list[str]:
-        """The overrides of the command that started the run, then those of its resumes."""
-        return trust.checked_overrides(self.path / "overrides.yaml", self.where)
+        """The overrides of the command that started the run, then those of its resumes.
+
+        Raises UserError if overrides.yaml is not a list of overrides, or one of them changes Hydra itself.
+        """
+        path, file = self.path / "overrides.yaml", f"{self.where}: its overrides.yaml"
+        require(path.is_file(), f"{file} is missing: use a run directory as Lathe wrote it.")
+        content = read_yaml(path, file)
+        if not isinstance(content, list) or not all(isinstance(item, str) for item in content):
+            raise UserError(f"{file} can't be read as a list of overrides.")
+        for item in content:  # a search path imports what it names
+            is_hydra = re.match(r"[+~]*hydra\b", item)
+            require(not is_hydra, f"{file} holds {item[:80]!r}, which changes Hydra itself: it is not read.")
+        return content
 
     @property
     def overrides(self) -> list[str]:
@@ -330,15 +345,19 @@ def open_run(path: str | Path, key: str, trusted: Sequence[str] = (), look: bool
     for name in ("config.yaml", "environment.json"):
         is_there = (run.path / name).is_file()
         require(is_there, f"{key}={path} is not a run directory, it has no {name}; logs/latest is the newest run.")
-    trust.tell_owner(run.path, run.path / "config.yaml", run.path / "checkpoints")
     saved = run.plain("config.yaml") if look else run.known_config
-    groups = saved if isinstance(saved, dict) else {}
-    missing = ["name"] * (groups.get("name") is None)
-    missing += [name for name in GROUPS if not isinstance(groups.get(name), dict)]
-    require(not missing, f"{key}={path}: its config.yaml has no {', '.join(missing)}, which every run has.")
+    require_groups(saved, f"{key}={path}")
     require("launch_id" in run.environment, f"{key}={path}: its environment.json is not one that a run has written.")
     run.sweep()
     return run
+
+
+def require_groups(config: Any, where: str) -> None:
+    """Raise UserError unless a run's configuration has a name and every group."""
+    groups = config if isinstance(config, dict) else {}
+    missing = ["name"] * (groups.get("name") is None)
+    missing += [name for name in GROUPS if not isinstance(groups.get(name), dict)]
+    require(not missing, f"{where}: its config.yaml has no {', '.join(missing)}, which every run has.")
 
 
 def display_path(path: Path) -> str:
@@ -417,3 +436,64 @@ def _output(*command: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.removesuffix("\n") if done.returncode == 0 else None
+
+
+# Shell commands about a run directory, as the user would type them in this folder
+
+
+def script_path(name: str) -> str:
+    """Return the path of the script `name` of this project, relative to the folder of the running command."""
+    running = Path(sys.argv[0])
+    root = running.parent
+    if root.resolve().name == "scripts":
+        root = root.parent if root.name == "scripts" else root / ".."
+    is_elsewhere = (root / "train.py").is_file() and (root / name).is_file() and root.resolve() != Path.cwd()
+    return os.path.normpath(root / name) if is_elsewhere else name
+
+
+def train_command() -> list[str]:
+    """Return the beginning of a command that trains, with the --config-dir of this one."""
+    folder = os.environ.get(CONFIG_DIR)
+    return ["python", script_path("train.py"), *(["--config-dir", folder] if folder else [])]
+
+
+def run_command(script: str, key: str, run: str | Path, *more: str) -> str:
+    """Return the shell command that runs `script` on the directory `run`, which it takes as `key`."""
+    return shlex.join(["python", script_path(script), f"{key}={quote_value(str(run))}", *more])
+
+
+def quote_value(text: str) -> str:
+    """Return `text` as the value of an override, quoted if Hydra's grammar requires it."""
+    return text if re.fullmatch(r"[\w./-]+", text, re.ASCII) else as_typed(text)
+
+
+def rerun_overrides(words: list[str], leaves: dict[str, Any]) -> list[str]:
+    """Return the overrides of another run like the one with the overrides `words` and the dotted config `leaves`.
+
+    Overrides that name the one run are left out. The runs that it started or learned from have their resolved paths,
+    since logs/latest may be another run now.
+    """
+    kept = []
+    for word in drop_overrides(last_values(words), "resume", "sweep", "hydra", "launch.id", "paths.run_dir"):
+        key = key_of(word)
+        path = leaves.get(key) if key.endswith(("ckpt_path", "teacher")) else None
+        kept.append(f"{word.partition('=')[0]}={quote_value(path)}" if isinstance(path, str) else word)
+    return kept
+
+
+def drop_overrides(words: list[str], *keys: str) -> list[str]:
+    """Return the `words` that set nothing at `keys` or below."""
+    return [
+        word
+        for word in words
+        if not any(key_of(word) == key or key_of(word).startswith((f"{key}.", f"{key}/")) for key in keys)
+    ]
+
+
+def last_values(words: list[str]) -> list[str]:
+    """Return the overrides without those that a later one replaces, as a resume does."""
+    return [
+        word
+        for i, word in enumerate(words)
+        if word.partition("=")[0] not in {w.partition("=")[0] for w in words[i + 1 :] if w[0] not in "+~"}
+    ]

@@ -12,8 +12,7 @@ from lathe.compression.structure import structure_of
 from lathe.runs import inference
 from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
-from lathe.runs.rerun_command import run_command
-from lathe.runs.rundir import RunDir
+from lathe.runs.rundir import RunDir, run_command
 from lathe.tasks.core import core_of
 from lathe.training.trainer_setup import configure_logging
 

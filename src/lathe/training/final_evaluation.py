@@ -24,8 +24,15 @@ from lathe.loggers.csv_logger import CSVLogger, Discard
 from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
 from lathe.runs.instantiate import locate
-from lathe.runs.rerun_command import drop_overrides, quote_value, rerun_overrides, script_path, train_command
-from lathe.runs.rundir import RunDir, display_path
+from lathe.runs.rundir import (
+    RunDir,
+    display_path,
+    drop_overrides,
+    quote_value,
+    rerun_overrides,
+    script_path,
+    train_command,
+)
 from lathe.tasks import Task
 from lathe.tasks.core import is_foreign
 from lathe.training.checkpoint_restore import RestoreOwnState

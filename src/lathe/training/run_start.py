@@ -26,8 +26,7 @@ from lathe.config.schema import with_keys
 from lathe.data.base import ExactDataModule
 from lathe.errors import Stopped, UserError, did_you_mean, require
 from lathe.loggers import CSVLogger, main_facts, run_facts
-from lathe.runs.rerun_command import run_command
-from lathe.runs.rundir import RunDir, point_latest
+from lathe.runs.rundir import RunDir, point_latest, run_command
 from lathe.training.trainer_setup import OWN_CHECKPOINTS, describe_device
 
 COUNTS = ("parameters", "best_step", "epochs", "steps", "seed", "devices", "seconds")

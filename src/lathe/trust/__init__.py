@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import stat
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,9 +18,9 @@ from typing import Any
 
 from lathe.errors import UserError, require
 from lathe.trust import safe_yaml
-from lathe.trust.safe_yaml import read_json, read_yaml
+from lathe.trust.safe_yaml import read_json
 
-__all__ = ["allow", "allow_program", "carried", "checked_overrides", "names_in", "read_json", "tell_owner"]
+__all__ = ["allow", "allow_program", "carried", "names_in", "read_json"]
 
 ENVIRONMENT = "LATHE_TRUSTED"
 TRUSTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|\w[\w+.-]*:\S+")  # a package, a name in one, or an address
@@ -31,7 +30,6 @@ INIT = re.compile(r"model\.init(?:\[\d+\])?")  # the name of an initialisation o
 # Keys with an address that metrics, messages and API keys are sent to, and addresses on this machine.
 ADDRESS = re.compile(r"logger\.[^.\[]+\.tracking_uri|callbacks\.[^.\[]+\.url")
 LOCAL = re.compile(r"(?:sqlite|file):.*|env:\w+|[^:]*", re.DOTALL)
-_reported: set[str] = set()
 
 
 def allow(cfg: dict[str, Any]) -> None:
@@ -88,35 +86,6 @@ def walk_names(node: Any, key: str) -> Iterator[tuple[str, Any, str]]:
 def join_key(key: str, name: Any) -> str:
     """Return the dotted path of `name` below `key`."""
     return f"{key}.{name}" if key else str(name)
-
-
-def checked_overrides(path: Path, where: str) -> list[str]:
-    """Read the overrides of a run from its overrides.yaml.
-
-    Raises UserError if it is not a list of overrides, or if one of them changes Hydra itself.
-    """
-    file = f"{where}: its overrides.yaml"
-    require(path.is_file(), f"{file} is missing: use a run directory as Lathe wrote it.")
-    content = read_yaml(path, file)
-    if not isinstance(content, list) or not all(isinstance(item, str) for item in content):
-        raise UserError(f"{file} can't be read as a list of overrides.")
-    for item in content:  # a search path imports what it names
-        is_hydra = re.match(r"[+~]*hydra\b", item)
-        require(not is_hydra, f"{file} holds {item[:80]!r}, which changes Hydra itself: it is not read.")
-    return content
-
-
-def tell_owner(*paths: Path) -> None:
-    """Print a note if a directory, or a file in it, belongs to another user of this machine."""
-    for path in paths if hasattr(os, "getuid") else ():
-        try:
-            found = os.lstat(path) if path.is_symlink() else path.stat()
-        except OSError:
-            continue
-        if found.st_uid not in (os.getuid(), 0) and str(path) not in _reported:
-            _reported.add(str(path))
-            print(f"Note: {path} belongs to another user of this machine.", file=sys.stderr)
-            return
 
 
 # Signatures. Some exports are programs, and a run's config.yaml may name any class: what this user has not signed is

@@ -18,30 +18,19 @@ from lathe.errors import UserError, require
 from lathe.trust import GETTERS, carried, join_key, names_in, read_signed, walk_names
 from lathe.trust.safe_yaml import printable
 
-KINDS = {
-    "task": "a task, which is a LightningModule",
-    "module": "a torch module",
-    "net part": "a part of a net",
-    "optimizer": "an optimizer",
-    "scheduler": "a learning-rate scheduler",
-    "trainer": "Lightning's Trainer",
-    "strategy": "a strategy",
-    "data": "a data module",
-    "data part": "a part of a data module",
-    "callback": "a callback",
-    "logger": "a logger",
-}
-# The base class of each kind of component, as (module, name). Kinds without one are not checked.
-BASES: dict[str, list[tuple[str, str]]] = {
-    "task": [("lightning.pytorch", "LightningModule")],
-    "module": [("torch.nn", "Module")],
-    "optimizer": [("torch.optim", "Optimizer")],
-    "scheduler": [("torch.optim.lr_scheduler", "LRScheduler")],
-    "trainer": [("lightning.pytorch", "Trainer")],
-    "strategy": [("lightning.pytorch.strategies", "Strategy")],
-    "data": [("lightning.pytorch", "LightningDataModule"), ("torch.utils.data", "DataLoader")],
-    "callback": [("lightning.pytorch", "Callback")],
-    "logger": [("lightning.pytorch.loggers", "Logger")],
+# Each kind of component in words, and its base classes as (module, name); kinds without one are not checked.
+KINDS: dict[str, tuple[str, list[tuple[str, str]]]] = {
+    "task": ("a task, which is a LightningModule", [("lightning.pytorch", "LightningModule")]),
+    "module": ("a torch module", [("torch.nn", "Module")]),
+    "net part": ("a part of a net", []),
+    "optimizer": ("an optimizer", [("torch.optim", "Optimizer")]),
+    "scheduler": ("a learning-rate scheduler", [("torch.optim.lr_scheduler", "LRScheduler")]),
+    "trainer": ("Lightning's Trainer", [("lightning.pytorch", "Trainer")]),
+    "strategy": ("a strategy", [("lightning.pytorch.strategies", "Strategy")]),
+    "data": ("a data module", [("lightning.pytorch", "LightningDataModule"), ("torch.utils.data", "DataLoader")]),
+    "data part": ("a part of a data module", []),
+    "callback": ("a callback", [("lightning.pytorch", "Callback")]),
+    "logger": ("a logger", [("lightning.pytorch.loggers", "Logger")]),
 }
 # The kind that each key takes; the first pattern counts. Other keys take no component.
 PLACES = [
@@ -207,11 +196,11 @@ def findings(config: Any, trusted: list[str], typed: dict[str, str]) -> Iterator
             yield Finding(key, name[:200], "which is not the name of a class or function")
         elif use == "getter":
             if kind not in GETTERS_AT:
-                yield Finding(key, name, f"where {KINDS[kind]} is built, not looked up")
+                yield Finding(key, name, f"where {KINDS[kind][0]} is built, not looked up")
         elif use != "init" and is_allowed(name, kind):
             continue
         elif use != "init" and kinds_of(name) and name not in trusted:
-            yield Finding(key, name, f"where {KINDS[kind]} belongs")
+            yield Finding(key, name, f"where {KINDS[kind][0]} belongs")
         elif not (typed.get(key) == name or is_trusted(name, trusted) or is_user_code(name)):
             yield Finding(key, name)
 
@@ -269,7 +258,7 @@ def checked_config(path: Path, where: str, kinds: bool = True) -> dict[str, Any]
         require(
             wrong is None,
             f"{file} names `{printable(named)}` at {printable(key)}, which takes "
-            f"{'an init' if is_init else KINDS[kind]}, and {wrong}: it is not built.",
+            f"{'an init' if is_init else KINDS[kind][0]}, and {wrong}: it is not built.",
         )
     config.pop("trusted", None)
     return {str(key): value for key, value in config.items()}
@@ -317,7 +306,7 @@ def wrong_kind(name: str, kind: str, exact: bool) -> str | None:
         return f"{package} does not define it"
     if not inspect.isclass(found):
         return None if callable(found) else "it is neither a class nor a function"
-    bases = tuple(getattr(importlib.import_module(place), base) for place, base in BASES.get(kind, []))
+    bases = tuple(getattr(importlib.import_module(place), base) for place, base in (KINDS[kind][1] if kind else []))
     if not bases or issubclass(found, bases):
         return None
     return f"it is not a {' or '.join(base.__name__ for base in bases)}"

@@ -23,8 +23,7 @@ from lathe.errors import require
 from lathe.loggers.csv_logger import Discard
 from lathe.runs import inference, rundir
 from lathe.runs.checkpoints import read_checkpoint
-from lathe.runs.rerun_command import run_command
-from lathe.runs.rundir import RunDir
+from lathe.runs.rundir import RunDir, run_command
 from lathe.tasks.core import is_foreign
 from lathe.training import compression_finalize, final_evaluation
 from lathe.training.trainer_setup import configure_logging, make_methods, make_trainer

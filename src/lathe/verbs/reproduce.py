@@ -195,7 +195,7 @@ def checkpoints(run: RunDir) -> dict[str, dict[str, "Tensor"]]:
 
 def compare(run: RunDir, again: RunDir, code: Code) -> dict[str, Any]:
     """Return the differences between two runs of one configuration as plain data."""
-    from lathe.runs.compare_runs import RESULT_TIMES
+    from lathe.runs.run_discovery import RESULT_TIMES
 
     mine, theirs = checkpoints(run), checkpoints(again)
     weights: dict[str, dict[str, Any]] = {}
@@ -236,7 +236,7 @@ def compare(run: RunDir, again: RunDir, code: Code) -> dict[str, Any]:
 
 def first_difference(run: RunDir, again: RunDir) -> dict[str, Any] | None:
     """Return the step and the differing columns of the first differing line of metrics.csv."""
-    from lathe.runs.compare_runs import metric_rows
+    from lathe.runs.run_discovery import metric_rows
 
     if not (run.path / "metrics.csv").is_file():
         return None

@@ -45,8 +45,7 @@ from lathe.launch.external_launch import detect_external_launch
 from lathe.launch.sweep.job_sources import Listed, Search, planned
 from lathe.launch.sweep.sweep_dir import ENDED, FORMAT, HOW, Job, SweepDir, best_job, create_sweep, find_sweep
 from lathe.runs.optuna_study import write_result
-from lathe.runs.rerun_command import run_command
-from lathe.runs.rundir import RunDir
+from lathe.runs.rundir import RunDir, run_command
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
 FORKS = sys.platform.startswith("linux")  # on other systems, a fork after importing torch is not safe

@@ -22,7 +22,6 @@ from lathe.config.override_parsing import key_of, value_of
 from lathe.config.resolve import flatten
 from lathe.errors import UserError, require
 from lathe.files import open_plain, require_writable
-from lathe.runs.rerun_command import drop_overrides, rerun_overrides, run_command
 from lathe.runs.run_discovery import (
     RunEntry,
     RunStatus,
@@ -34,7 +33,7 @@ from lathe.runs.run_discovery import (
     runs_below,
     status_without_run,
 )
-from lathe.runs.rundir import RunDir, display_path, suggest_folder
+from lathe.runs.rundir import RunDir, display_path, drop_overrides, rerun_overrides, run_command, suggest_folder
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
 COLUMNS = ("name", "date", "state", "seed", "tags", "objective", "steps", "size")  # besides metrics and keys
@@ -106,7 +105,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """One of `run_status.STATES`, or waiting for a job that has not begun."""
+        """One of `run_discovery.STATES`, or waiting for a job that has not begun."""
         return self.status.state
 
     @cached_property

@@ -9,8 +9,7 @@ import pytest
 from support.runs import config, new_run
 
 from lathe import trust
-from lathe.runs.rerun_command import run_command, script_path
-from lathe.runs.rundir import RunDir, open_run
+from lathe.runs.rundir import RunDir, open_run, run_command, script_path
 from lathe.training.final_evaluation import proposals
 from lathe.training.run_start import RunStart
 

@@ -7,7 +7,7 @@ from support.runs import SMALL, new_run
 import lathe.training.train
 from lathe.callbacks import Throughput
 from lathe.config.metric_names import ENERGY, is_cost, lower_is_better
-from lathe.runs.compare_runs import RESULT_TIMES, compare_runs
+from lathe.runs.run_discovery import RESULT_TIMES, compare_runs
 
 
 def test_each_difference_is_named(tmp_path: Path) -> None:
