@@ -461,7 +461,7 @@ class Histogram:
         """Return the range by `entropy` or `percentile` (share inside; the rest half on each nonzero side)."""
         if not self.counts.sum():
             return self.low, self.high
-        if method == "entropy":
+        if method != "percentile":
             return self._entropy(2**bits)
         share = self.counts.cumsum(0) / self.counts.sum()
         one_sided = self.low == 0.0 or self.high == 0.0
