@@ -5,12 +5,33 @@ From Python: `lathe.compose`, `lathe.train`, `lathe.load`, `lathe.restore`, `lat
 """
 
 import os
-
-import lazy_loader
+from importlib import import_module
+from typing import Any
 
 # How long the threads of torch's OpenMP (libgomp) spin at a barrier before they sleep. On cores that other programs use
 # too, its own 300,000 rounds made training 20 times slower (benchmarks/bench_busy.py). It is read when torch is loaded.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+# Where the faces stand. They are named, not imported: `import lathe` is the first thing that every command does.
+_FACES = {
+    "compose": "lathe.launch.api",
+    "train": "lathe.launch.api",
+    "compress": "lathe.verbs.plain_module",
+    "export_module": "lathe.verbs.plain_module",
+    "load": "lathe.verbs.load",
+    "restore": "lathe.verbs.load",
+    "runs_frame": "lathe.verbs.report",
+    "Trainer": "lathe.trainer",
+}
+__all__ = ["Trainer", "compose", "compress", "export_module", "load", "restore", "runs_frame", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FACES:
+        raise AttributeError(f"module 'lathe' has no attribute {name!r}")
+    return getattr(import_module(_FACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
