@@ -5,8 +5,8 @@ From Python: `lathe.compose`, `lathe.train`, `lathe.load`, `lathe.restore`, `lat
 """
 
 import os
-
-import lazy_loader
+from importlib import import_module
+from typing import Any
 
 
 def _spin_count() -> int:
@@ -26,4 +26,25 @@ def _spin_count() -> int:
 if "OMP_WAIT_POLICY" not in os.environ:  # before torch is loaded, which reads it
     os.environ.setdefault("GOMP_SPINCOUNT", str(_spin_count()))
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+# Where the faces stand. They are named, not imported: `import lathe` is the first thing that every command does.
+_FACES = {
+    "compose": "lathe.launch.api",
+    "train": "lathe.launch.api",
+    "compress": "lathe.verbs.plain_module",
+    "export_module": "lathe.verbs.plain_module",
+    "load": "lathe.verbs.load",
+    "restore": "lathe.verbs.load",
+    "runs_frame": "lathe.verbs.report",
+    "Trainer": "lathe.trainer",
+}
+__all__ = ["Trainer", "compose", "compress", "export_module", "load", "restore", "runs_frame", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FACES:
+        raise AttributeError(f"module 'lathe' has no attribute {name!r}")
+    return getattr(import_module(_FACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
