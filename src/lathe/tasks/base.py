@@ -545,6 +545,7 @@ class Task(LightningModule):
         """
         require(weights_only is not False, "weights_only=False: checkpoints are plain tensors; leave weights_only out.")
         path = Path(checkpoint_path)
+        task: Any
         if "net" in kwargs:
             task = cls(**kwargs)
             lathe.restore(task.net, path, strict=strict is not False, key="checkpoint_path")

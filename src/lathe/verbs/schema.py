@@ -149,7 +149,8 @@ class Schema:
                     continue
                 properties[name] = {}  # a user's own is checked by its constructor
                 if name not in own_targets():
-                    options = {key: in_file(value, ()) for key, value in parameter_schemas(type(get(name))).items()}
+                    kind: Any = type(get(name))
+                    options = {key: in_file(value, ()) for key, value in parameter_schemas(kind).items()}
                     closed = {"type": "object", "properties": options, "additionalProperties": False}
                     properties[name] = {"anyOf": [closed, NULL]}
         if getattr(tree, "__pydantic_config__", {}).get("extra") != "allow":
