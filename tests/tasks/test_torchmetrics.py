@@ -96,7 +96,7 @@ def test_what_is_monitored_and_which_way() -> None:
     ("metric", "said"),
     [
         (tmc.MulticlassAUROC(num_classes=4), "does not accept predictions"),
-        (tmc.BinaryAUROC(), "does not accept predictions"),
+        (tmc.BinaryAUROC(), "Use torchmetrics.classification.MulticlassAUROC"),
         (tmc.MulticlassConfusionMatrix(3), "expected a scalar"),
     ],
 )

@@ -20,6 +20,7 @@ from lathe.errors import ArgumentError, UserError, did_you_mean, user_location
 from lathe.tasks.base import SPLITS, gather_objects, load_metric_state, metric_state
 
 CALL_ERRORS = (TypeError, ValueError, RuntimeError, IndexError, NotImplementedError)  # of wrong shapes and types
+PREFIXES = {"classes": "Multiclass", "labels": "Multilabel"}  # of torchmetrics, by what a task predicts
 
 
 class Weighted(nn.Module):
@@ -219,6 +220,21 @@ class Meters(nn.Module):
                 found[name] = float(value)
             metric.reset()
         return found
+
+    def check_kinds(self, predicts: str, width: int) -> None:
+        """Raise UserError for a metric of another kind than the task's `width` classes or labels."""
+        prefix = PREFIXES.get(predicts)
+        if prefix is None:
+            return
+        for name, metric in zip(self.names, self._of("train"), strict=True):
+            kind = type(metric).__name__
+            given = next((one for one in ("Binary", *PREFIXES.values()) if kind.startswith(one)), prefix)
+            if given == prefix or (given == "Binary" and (predicts == "labels" or width == 2)):
+                continue
+            raise UserError(
+                f"task.metrics.{name}: {kind} does not fit {width} {predicts}. Use torchmetrics.classification."
+                f"{prefix}{kind.removeprefix(given)}."
+            )
 
     def check(self, predictions: Tensor, targets: Tensor) -> None:
         """Try the metrics on predictions and targets like the task's."""
