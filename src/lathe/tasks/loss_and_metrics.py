@@ -20,6 +20,7 @@ from lathe.errors import ArgumentError, UserError, did_you_mean, user_location
 from lathe.tasks.base import SPLITS, gather_objects, load_metric_state, metric_state
 
 CALL_ERRORS = (TypeError, ValueError, RuntimeError, IndexError, NotImplementedError)  # of wrong shapes and types
+PREFIXES = {"classes": "Multiclass", "labels": "Multilabel"}  # of torchmetrics, by what a task predicts
 
 
 class Weighted(nn.Module):
@@ -146,9 +147,6 @@ def chosen(given: Any, known: Sequence[str]) -> tuple[list[str], dict[str, Metri
     return sums, objects
 
 
-PREFIXES = {"classes": "Multiclass", "labels": "Multilabel"}  # of torchmetrics, by what a task predicts
-
-
 class Meters(nn.Module):
     """Torchmetrics by name, a set for each split. They move with the task, keep their dtype, and add nothing to its
     `state_dict`: a checkpoint keeps their states with the other metrics in progress, for each rank.
@@ -231,11 +229,12 @@ class Meters(nn.Module):
         for name, metric in zip(self.names, self._of("train"), strict=True):
             kind = type(metric).__name__
             given = next((one for one in ("Binary", *PREFIXES.values()) if kind.startswith(one)), prefix)
-            if given != prefix and (given != "Binary" or (predicts != "labels" and width != 2)):
-                raise UserError(
-                    f"task.metrics.{name}: {kind} does not fit {width} {predicts}. Use torchmetrics.classification."
-                    f"{prefix}{kind.removeprefix(given)}."
-                )
+            if given == prefix or (given == "Binary" and (predicts == "labels" or width == 2)):
+                continue
+            raise UserError(
+                f"task.metrics.{name}: {kind} does not fit {width} {predicts}. Use torchmetrics.classification."
+                f"{prefix}{kind.removeprefix(given)}."
+            )
 
     def check(self, predictions: Tensor, targets: Tensor) -> None:
         """Try the metrics on predictions and targets like the task's."""

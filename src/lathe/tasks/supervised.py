@@ -91,6 +91,9 @@ class SupervisedTask(Task):
             outputs = self.net(torch.zeros(1, *sizes)) if sizes else None
         outputs = outputs if isinstance(outputs, Tensor) else None
         self.check_outputs(outputs, facts)
+        width = facts.get("num_classes") if outputs is None else outputs.shape[-1]
+        if self.meters is not None and isinstance(width, int):
+            self.meters.check_kinds(self.predicts, width)
         if outputs is None or outputs.dim() != 2 or (self._loss is None and self.meters is None):
             return
         trial = torch.randn(
