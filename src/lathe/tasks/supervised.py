@@ -103,7 +103,6 @@ class SupervisedTask(Task):
         if self._loss is not None:
             self._loss.check(self.cast_for_loss(trial, targets), targets)
         if self.meters is not None:
-            self.meters.check_kinds(self.predicts, trial.shape[1])
             self.meters.check(*self.scored(trial, (None, targets)))
 
     def take_logits(self, facts: Mapping[str, Any], train: bool) -> None:
