@@ -33,8 +33,11 @@ class ExactResume(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loop = trainer.fit_loop
-        ready = loop._combined_loader is not None and loop._data_fetcher is not None  # their length may be unknown
-        if loop._combined_loader_states_to_load and ready:
+        if (
+            loop._combined_loader_states_to_load
+            and loop._combined_loader is not None
+            and loop._data_fetcher is not None
+        ):
             loop._combined_loader._load_state_dicts(loop._combined_loader_states_to_load)
             loop._combined_loader_states_to_load = []
             iter(loop._data_fetcher)  # replaces the iterator at the old position
@@ -75,7 +78,7 @@ def _get_state() -> dict[str, Any]:
     state: dict[str, Any] = {
         # one tensor: torch.save takes longer for a tuple of numbers than for the weights of a small net
         "python": (version, torch.tensor(words), gauss),
-        "numpy": [name, torch.tensor(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)],
+        "numpy": [name, torch.tensor(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(cached)],
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_available():
