@@ -34,6 +34,7 @@ SIDES: dict[str, tuple[list[str], dict[str, str]]] = {  # overrides and environm
     BASE: ([], {}),
     "as without Lathe": (["launch.threads=null"], {"GOMP_SPINCOUNT": "300000"}),  # libgomp's default
     "long spin": ([], {"GOMP_SPINCOUNT": "300000"}),
+    "spin 10000": ([], {"GOMP_SPINCOUNT": "10000"}),
     "spin 1000": ([], {"GOMP_SPINCOUNT": "1000"}),
     "two threads": (["launch.threads=2"], {}),
     "one thread": (["launch.threads=1"], {}),
@@ -99,20 +100,23 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     names = [BASE, *(name for name in options.sides if name != BASE)]
     with tempfile.TemporaryDirectory() as folder:
         int8 = export_int8(Path(folder)) if INT8 in options.workloads else Path()
-        sides = {name: Side(name, int8) for name in names}
-        for side in sides.values():
-            for workload in options.workloads:
-                side.run(workload)  # imports, caches
         for count in options.others:
             busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
             try:
                 time.sleep(options.settle)  # until the load average includes them
+                sides = {name: Side(name, int8) for name in names}  # under this load, which their defaults depend on
+                for side in sides.values():
+                    for workload in options.workloads:
+                        side.run(workload)  # imports, caches
                 for number in range(options.rounds):
                     for workload in options.workloads:
                         for name in sides if number % 2 else reversed(sides):
                             row = {"workload": workload, "others": count, "side": name, "round": number}
                             rows.append({**row, **sides[name].run(workload)})
                             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+                for side in sides.values():
+                    side.process.kill()
+                    side.process.wait()
             finally:
                 for process in busy:
                     process.kill()
