@@ -201,7 +201,9 @@ def explain_overrides(
         messages, left = [], find_split_words(words)[1]
     if folder is None or any(word.startswith("-") for word in words):  # a sweep, or other configuration files
         return UserError(*(messages or [str(first)]))
-    while not isinstance(cfg := _composed(folder, verb, left), DictConfig):
+    # composing takes a fifth of a second: not again for the words that Hydra has just refused, nor for none
+    cfg = _composed(folder, verb, left) if messages or left != list(words) else error
+    while not isinstance(cfg, DictConfig):
         valid, refused = 0, len(left)  # so many words compose, and so many do not with the error `cfg`
         while refused - valid > 1:
             middle = (valid + refused) // 2
@@ -211,10 +213,12 @@ def explain_overrides(
             else:
                 refused, cfg = middle, found
         messages.append(hydra_message(cfg, groups) or str(cfg))
+        if left:
+            key = key_of(left.pop(refused - 1))
+            left = [word for word in left if not key_of(word).startswith(f"{key}.")]  # keys of a choice that is missing
         if not left:
             return UserError(*dict.fromkeys(messages))
-        key = key_of(left.pop(refused - 1))
-        left = [word for word in left if not key_of(word).startswith(f"{key}.")]  # keys of a choice that is not there
+        cfg = _composed(folder, verb, left)
     with suppress(UserError):  # the refused overrides may be what is missing
         wrong = check(resolve(cfg), verb, rules=None, raw=OmegaConf.to_container(cfg, resolve=False))
         typed = [key_of(word) for word in left]
