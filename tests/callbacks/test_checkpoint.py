@@ -84,6 +84,8 @@ def test_best_follows_the_monitored_figure(
         ({}, {"max_epochs": 3}, [6, 12, 18]),
         ({"every_n_epochs": 2}, {"max_epochs": 5}, [12, 24, 30]),
         ({"every_n_train_steps": 4}, {"max_epochs": 2}, [4, 6, 8, 12]),
+        ({"every_n_train_steps": 6, "every_n_epochs": None}, {"max_epochs": 3}, [6, 12, 18]),
+        ({"every_n_train_steps": 3, "every_n_epochs": 2}, {"max_epochs": 3}, [3, 6, 9, 12, 15, 18]),
         ({"every_n_train_steps": 1}, {"max_epochs": 1, "accumulate_grad_batches": 2}, [1, 2, 3]),
     ],
 )

@@ -255,3 +255,20 @@ def test_a_schedule_with_one_rate_for_all_is_refused() -> None:
     cycle: Any = torch.optim.lr_scheduler.OneCycleLR
     with pytest.raises(UserError, match=r"^_target_=OneCycleLR gives all groups one rate, and theirs differ"):
         build_scheduler(partial(cycle, max_lr=1.0), optimizer, 10)
+
+
+@pytest.mark.parametrize("layer_decay", [None, 0.5])
+def test_a_warm_up_begins_at_zero(layer_decay: float | None) -> None:
+    optimizer = build_optimizer(vit(), kind=torch.optim.SGD, lr=1.0, weight_decay=0.1, layer_decay=layer_decay)
+    build_scheduler(partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda step: step / 5), optimizer, 10)
+    assert {group["lr"] for group in optimizer.param_groups} == {0.0}
+
+
+def test_a_typed_batch_size_of_the_optimizer_counts() -> None:
+    """Else it is the data's, times the accumulated batches."""
+    words = (*SMALL, "optimizer.scale_lr=linear", "optimizer.reference_batch_size=64", "data.batch_size=64")
+    rates = []
+    for more in ((), ("trainer.accumulate_grad_batches=2",), ("optimizer.batch_size=640",)):
+        task = make_task(config(*words, "optimizer.lr=0.1", *more))
+        rates.append(task._make_optimizer(task.net).param_groups[0]["lr"])
+    assert rates == pytest.approx([0.1, 0.2, 1.0])

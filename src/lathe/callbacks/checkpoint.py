@@ -126,7 +126,7 @@ class Checkpoint(CheckpointBase):
         self.saved_step = self.validated_step = -1
         self._validated: dict[str, float] = {}  # metrics of the last validation
         self._stopped: list[float | None] | None = None
-        self._due = False
+        self._due = self._due_at_epoch_end = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._dirpath is None:
@@ -173,7 +173,8 @@ class Checkpoint(CheckpointBase):
         if not due or trainer.global_step == self.saved_step:
             return
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            return  # the end of the epoch follows, and writes the checkpoint
+            self._due_at_epoch_end = True
+            return
         if validation_follows(trainer):
             self._due = True
         else:
@@ -207,7 +208,7 @@ class Checkpoint(CheckpointBase):
         self._stopped = ends(trainer) if stopped else None
         if self.monitor is None:
             self.save(trainer, "best")
-        if last_epoch or (self.every_n_epochs and epoch % self.every_n_epochs == 0):
+        if last_epoch or self._due_at_epoch_end or (self.every_n_epochs and epoch % self.every_n_epochs == 0):
             self.save_last(trainer, like_best=self.monitor is None)
 
     def keep_newest(self, trainer: Trainer, reason: str) -> None:
@@ -217,7 +218,8 @@ class Checkpoint(CheckpointBase):
 
     def save_last(self, trainer: Trainer, like_best: bool = False) -> None:
         """Write last.ckpt; `like_best` if best.ckpt was just written from the same state."""
-        self._due, self.saved_step = False, trainer.global_step
+        self._due = self._due_at_epoch_end = False
+        self.saved_step = trainer.global_step
         best, last = self.path("best"), self.path("last")
         alone = trainer.world_size == 1 and type(trainer.strategy.checkpoint_io) is AtomicCheckpointIO
         if not (like_best and alone and best.is_file()) or last.is_symlink():

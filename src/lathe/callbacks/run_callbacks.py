@@ -1,5 +1,6 @@
 """Callbacks that a run adds by itself: exact resume, wall time, frozen norms, Optuna reports, recompilations."""
 
+import math
 import random
 from time import monotonic
 from typing import Any
@@ -48,16 +49,16 @@ class ExactResume(Callback):
                 if isinstance(loader, EpochLoader):
                     loader.load_state_dict({**loader.state_dict(), "batch": len(loader)})
         states, self._states = self._states, None
+        # first also where there are states: those of a CPU's run have none of a GPU
+        sharing = trainer.distributed_sampler_kwargs
+        replica = sharing["rank"] if sharing else trainer.global_rank
+        sequence = np.random.SeedSequence((self.seed, replica, trainer.global_step))
+        word = int(sequence.generate_state(1)[0])
+        random.seed(word)
+        np.random.seed(word)
+        torch.manual_seed(word)
         if states is not None and len(states) == trainer.world_size:
             _set_state(states[trainer.global_rank])
-        else:
-            sharing = trainer.distributed_sampler_kwargs
-            replica = sharing["rank"] if sharing else trainer.global_rank
-            sequence = np.random.SeedSequence((self.seed, replica, trainer.global_step))
-            word = int(sequence.generate_state(1)[0])
-            random.seed(word)
-            np.random.seed(word)
-            torch.manual_seed(word)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["random_state"] = everyones(_get_state())
@@ -83,6 +84,8 @@ def _get_state() -> dict[str, Any]:
     }
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
+    elif torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
     return state
 
 
@@ -94,6 +97,8 @@ def _set_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"].cpu())
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].cpu())
+    elif "mps" in state and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"].cpu())
 
 
 class WallTime(Callback):
@@ -159,10 +164,13 @@ def at_end(trainer: Trainer) -> bool:
 
 def validations(trainer: Trainer) -> int:
     """Count the validations, including this one; the same after a resume."""
-    every = trainer.val_check_batch
-    if isinstance(every, int) and every < trainer.num_training_batches:
-        return round((trainer.fit_loop.total_batch_idx + 1) / every)
-    return (trainer.current_epoch + 1) // (trainer.check_val_every_n_epoch or 1)
+    every, epochs, batches = trainer.val_check_batch, trainer.check_val_every_n_epoch, trainer.num_training_batches
+    loop = trainer.fit_loop
+    if isinstance(every, int) and (epochs is None or batches == math.inf):  # counted over all batches
+        return (loop.total_batch_idx + 1) // every
+    if isinstance(every, int) and epochs is not None and every < batches:  # counted from the start of each epoch
+        return trainer.current_epoch // epochs * int(batches // every) + (loop.epoch_loop.batch_idx + 1) // every
+    return (trainer.current_epoch + 1) // (epochs or 1)
 
 
 class Graphs(Callback):

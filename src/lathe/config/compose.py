@@ -202,7 +202,8 @@ def explain_overrides(
     if folder is None or any(word.startswith("-") for word in words):  # a sweep, or other configuration files
         return UserError(*(messages or [str(first)]))
     # composing takes a fifth of a second: not again for the words that Hydra has just refused, nor for none
-    cfg = _composed(folder, verb, left) if messages or left != list(words) else error
+    refused_by_hydra = isinstance(error, (ConfigCompositionException, OverrideParseException)) and left == list(words)
+    cfg = error if refused_by_hydra else _composed(folder, verb, left)
     while not isinstance(cfg, DictConfig):
         valid, refused = 0, len(left)  # so many words compose, and so many do not with the error `cfg`
         while refused - valid > 1:

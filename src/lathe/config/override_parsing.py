@@ -205,7 +205,8 @@ def _translate_word(word: str, groups: Groups) -> list[str]:
 
 
 def _translate_choice(word: str, key: str, sign: str, value: str, groups: Groups) -> list[str]:
-    choices = groups[key]
+    choices, typed = groups[key], word.split("=", 1)[0]
+    require("@" not in typed, f"{typed}=...: the package of a group is fixed. Write {key}=<choice>, without the @.")
     if "none" in choices:
         if (sign == "~" and not value) or (not sign and "=" in word and value in NOTHING):
             return [f"{key}=none"]

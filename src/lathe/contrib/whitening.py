@@ -33,7 +33,8 @@ class Whitening(Callback):
             return
         net: Any = net_of(pl_module)
         data: Any = getattr(trainer, "datamodule", None)
-        for owner, method in ((net, "whiten"), (data, "first_images")):
+        settles = [(net, "settle")] if self.settle_epoch is not None else []
+        for owner, method in ((net, "whiten"), (data, "first_images"), *settles):
             message = f"callbacks.whitening: {type(owner).__name__} has no method {method}: leave it out."
             require(hasattr(owner, method), message)
         if self.settle_epoch is not None:

@@ -26,7 +26,7 @@ class Preprocess(nn.Module):
     """Scales uint8 pixels `[batch, channels, height, width]` to the net's size and normalizes them.
 
     Without scaling, the result equals `lathe.data.Normalizer` bit for bit. Scaling is that of
-    `lathe.images.pictures.scaled` (the largest centered window of the net's aspect ratio, an antialiased bilinear
+    `lathe.images.scaled` (the largest centered window of the net's aspect ratio, an antialiased bilinear
     filter) without rounding to integers, as two matrix products, which every back end has.
 
     Args:

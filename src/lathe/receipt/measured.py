@@ -637,10 +637,9 @@ def layers(net: nn.Module, sample: Input) -> list[dict[str, Any]]:
 def peak_memory(net: nn.Module, x: Input) -> int:
     """Return the peak bytes of tensors in an eager forward pass, with the net's; on a GPU without earlier ones."""
     device, own = next(net.parameters()).device, [*net.parameters(), *net.buffers()]
-    before = 0
+    inputs, before = [tensor.to(device) for tensor in as_list(x)], 0
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device) - sum(t.numel() * t.element_size() for t in own)
-    inputs = [tensor.to(device) for tensor in as_list(x)]
     with PeakMemory(device, known=[*own, *inputs]) as memory:
         memory.reset()
         net(*inputs)

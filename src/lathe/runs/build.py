@@ -126,11 +126,12 @@ def make_net(model: dict[str, Any]) -> nn.Module:
 def make_optimizer(cfg: dict[str, Any]) -> Any:
     """Return a function that builds the optimizer for a net.
 
-    An optimizer that takes `batch_size` gets that of a step, including accumulated batches.
+    An optimizer whose `batch_size` follows the data's gets that of a step, including accumulated batches.
     """
     options: dict[str, Any] = {}
-    if cfg["optimizer"].get("batch_size") is not None:
-        options["batch_size"] = cfg["data"]["batch_size"] * int(cfg["trainer"].get("accumulate_grad_batches", 1))
+    size = cfg["optimizer"].get("batch_size")
+    if size is not None and size == cfg["data"].get("batch_size"):
+        options["batch_size"] = size * int(cfg["trainer"].get("accumulate_grad_batches", 1))
     return factory_of(instantiate(cfg["optimizer"], "optimizer", _partial_=True, **options))
 
 

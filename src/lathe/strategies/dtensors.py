@@ -164,8 +164,8 @@ def _gradients(parameters: Iterable[Tensor]) -> Iterable[tuple[Tensor, Tensor]]:
             yield parameter, parameter.grad
 
 
-def reduce_together(parameters: Sequence[Tensor], group: ProcessGroup, share: float = 1.0) -> None:
-    """Set gradients to `share` times their sum over `group`. Collective.
+def reduce_together(parameters: Sequence[Tensor], group: ProcessGroup, divisor: int = 1) -> None:
+    """Set gradients to their sum over `group`, divided by `divisor`. Collective.
 
     A gradient of None counts as zero, and stays None if no rank has one. Every rank passes the same parameters in the
     same order.
@@ -185,7 +185,7 @@ def reduce_together(parameters: Sequence[Tensor], group: ProcessGroup, share: fl
         work.wait()
         if some:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-            local(p.grad).copy_(total * share)
+            local(p.grad).copy_(total / divisor)
 
 
 # -- optimizers

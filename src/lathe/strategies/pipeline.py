@@ -229,7 +229,7 @@ class Pipeline(DDPStrategy):
                 reduce_together(self._part.shared(), self._groups["ends"])
             if self.axes.data > 1:
                 parameters = [p for p in self._part.net.parameters() if p.requires_grad]
-                reduce_together(parameters, self._groups["data"], 1.0 / self.axes.data)
+                reduce_together(parameters, self._groups["data"], self.axes.data)
         closure_loss = self.precision_plugin.post_backward(scaled, task)
         self.post_backward(closure_loss)
         return closure_loss

@@ -102,7 +102,7 @@ class TensorParallel(MixedMeshes, ShardedStrategy):
             settle(parameter)
         replicas = self.device_mesh["data_parallel"]
         if not self.fsdp and replicas.size() > 1:
-            reduce_together(parameters, replicas.get_group(), 1.0 / replicas.size())
+            reduce_together(parameters, replicas.get_group(), replicas.size())
 
 
 # -- a net's plan

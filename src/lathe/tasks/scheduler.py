@@ -124,7 +124,7 @@ def build_scheduler(factory: Callable[..., Any], optimizer: Optimizer, total_ste
 
     def ratios() -> list[float]:
         rates = [float(group["lr"]) for group in optimizer.param_groups]
-        return [rate / (max(rates) or 1.0) for rate in rates]
+        return [rate / max(rates) for rate in rates] if any(rates) else []
 
     def make(factory: Any) -> Any:
         function, keys = _arguments(factory)
@@ -146,7 +146,8 @@ def build_scheduler(factory: Callable[..., Any], optimizer: Optimizer, total_ste
         raise _refused(factory, error) from error
     if not isinstance(made, LRScheduler):
         raise _no_scheduler(factory)
-    if any(abs(one - other) > 1e-6 for one, other in zip(before, ratios(), strict=True)):
+    after = ratios()  # none of a warm-up that begins at zero
+    if before and after and any(abs(one - other) > 1e-6 for one, other in zip(before, after, strict=True)):
         raise ArgumentError(
             f"_target_={_name(factory)} gives all groups one rate, and theirs differ (layer_decay, Muon): choose "
             "another."

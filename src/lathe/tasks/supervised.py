@@ -120,7 +120,7 @@ class SupervisedTask(Task):
 
     def check_outputs(self, outputs: Tensor | None, facts: Mapping[str, Any]) -> None:
         """Raise UserError if the outputs of one image do not fit what the data declares."""
-        classes, found = facts.get("num_classes"), None if outputs is None else outputs.shape[-1]
+        classes, found = facts.get("num_classes"), None if outputs is None or outputs.dim() != 2 else outputs.shape[-1]
         if self.predicts != "values" and isinstance(classes, int) and found not in (None, classes):
             raise UserError(
                 f"data.num_classes={classes}, but the net returns {found} logits: leave model.net.num_classes to "

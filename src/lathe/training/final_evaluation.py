@@ -168,8 +168,9 @@ def report_result(
     result: dict[str, Any],
     callbacks: list[Callback],
     loggers: list[Logger],
+    ended: str,
 ) -> None:
-    """Log and write the result, print the summary, and measure the receipt."""
+    """Log and write the result, print the summary with why training `ended`, and measure the receipt."""
     compression = [callback for callback in callbacks if isinstance(callback, Compression)]
     idle = [type(method).__name__ for method in compression if trainer.global_step == 0 and not method.ready(trainer)]
     if idle:
@@ -181,7 +182,7 @@ def report_result(
         lathe.loggers.log_result(logger, result, run.best)
     if trainer.is_global_zero:
         run.finish(result)
-        print_summary(result, run, ended=end_reason(cfg, trainer))
+        print_summary(result, run, ended=ended)
         if compression and "pruned" not in result and cfg["compression"]["receipt"] != "none":
             from lathe.training.compression_finalize import write_receipt
 

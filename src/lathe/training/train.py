@@ -18,7 +18,7 @@ from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.rundir import RunDir
 from lathe.tasks import Task
 from lathe.trainer import Trainer
-from lathe.training.final_evaluation import add_objective, evaluate_best, report_result
+from lathe.training.final_evaluation import add_objective, end_reason, evaluate_best, report_result
 from lathe.training.run_start import (
     RunStart,
     check_loaders,
@@ -73,9 +73,10 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
             with explain_lightning_errors(trainer, lambda: start.begun):
                 trainer.fit(task.driven, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
             start.on_train_start(trainer, task.driven)  # not called in a run of no steps
+            ended = end_reason(cfg, trainer)  # before callbacks take the states of the best checkpoint
             result = {"parameters": parameters, **evaluate_best(cfg, run, trainer, task, data, callbacks)}
             result = add_objective(cfg, {**result, "seconds": wall_time.seconds})
-            report_result(cfg, run, trainer, result, callbacks, loggers)
+            report_result(cfg, run, trainer, result, callbacks, loggers, ended)
             return result
 
 

@@ -386,7 +386,7 @@ def _unfollowed(net: nn.Module, reason: str) -> UserError:
 
 
 def attentions(net: nn.Module) -> dict[str, nn.Module]:
-    """Return modules with Linears q, k, v, out and `head_dim`, as `lathe.nets.attention.Attention`."""
+    """Return modules with Linears q, k, v, out and `head_dim`, as `lathe.nets.transformer.Attention`."""
     return {
         name: module
         for name, module in net.named_modules()

@@ -602,8 +602,10 @@ class RigL(Masking):
             if not math.isfinite(growth.sum().item()):
                 return
             growths[name] = growth.to(parameter.device)
-        before, weights = self.masks, {name: whole(parameter) for name, parameter in self.parameters.items()}
-        self.set_masks({name: exchange(weights[name], before[name], growths[name], fraction) for name in growths})
+        before = self.masks
+        self.set_masks(  # one gathered weight at a time
+            {name: exchange(whole(self.parameters[name]), before[name], growths[name], fraction) for name in growths}
+        )
         # grown weights start without momentum; second moments, of the dense gradient, are valid for masked ones too
         places = {name: self.masks[name] & ~before[name] for name in before}
         self.clear_state(places, keep=("exp_avg_sq", "max_exp_avg_sq"))

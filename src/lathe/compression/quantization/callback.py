@@ -151,8 +151,10 @@ class QAT(SkippableHooks, Compression):
         step = steps_of(trainer)
         if step > self._step:  # not while gradients accumulate
             self._step = step
-            maximum = partial(torch.distributed.all_reduce, op=torch.distributed.ReduceOp.MAX)
-            update_quantizers(self._quantizers, maximum if trainer.world_size > 1 else None)
+            maximum = None
+            if trainer.world_size > 1:
+                maximum = partial(torch.distributed.all_reduce, op=torch.distributed.ReduceOp.MAX)
+            update_quantizers(self._quantizers, maximum)
             self._apply(step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
