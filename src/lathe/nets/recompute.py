@@ -21,6 +21,7 @@ from lathe.errors import ArgumentError, did_you_mean
 from lathe.nets.blocks import Blocks, blocks_of, run
 
 KEY = "activation_checkpointing"
+AWAY = {"cuda"}  # types of devices with their own memory
 
 
 def apply(net: nn.Module, how: str | None) -> None:
@@ -79,7 +80,7 @@ def own_blocks(blocks: Sequence[nn.Module] | nn.ModuleList) -> list[nn.Module]:
 
 def check_device(how: str | None, device_type: str) -> None:
     """Raise ArgumentError for `offload` if activations are in the host's memory already."""
-    if how == "offload" and device_type != "cuda":
+    if how == "offload" and device_type not in AWAY:
         raise ArgumentError(f"{KEY}={how} moves activations from a GPU to the host; this run is on {device_type}.")
 
 
