@@ -10,7 +10,7 @@ from typing import Any
 
 
 def _spin_count() -> int:
-    """How long the threads of torch's OpenMP (libgomp) spin at a barrier before they sleep.
+    """Return how many rounds OpenMP's threads (libgomp) spin at a barrier before they sleep.
 
     On cores that other programs use too, its own 300,000 rounds made training 20 times slower. On idle cores 10,000 are
     up to a quarter slower than 100,000 (benchmarks/bench_busy.py).
@@ -26,8 +26,8 @@ def _spin_count() -> int:
 if "OMP_WAIT_POLICY" not in os.environ:  # before torch is loaded, which reads it
     os.environ.setdefault("GOMP_SPINCOUNT", str(_spin_count()))
 
-# Where the faces stand. They are named, not imported: `import lathe` is the first thing that every command does.
-_FACES = {
+# Public names and their modules, imported when used: `import lathe` is the first thing that every command does.
+_MODULES = {
     "compose": "lathe.launch.api",
     "train": "lathe.launch.api",
     "compress": "lathe.verbs.plain_module",
@@ -41,9 +41,9 @@ __all__ = ["Trainer", "compose", "compress", "export_module", "load", "restore",
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _FACES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'lathe' has no attribute {name!r}")
-    return getattr(import_module(_FACES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

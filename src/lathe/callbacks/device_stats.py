@@ -109,7 +109,7 @@ class DeviceStats(Callback):
 
     def _joules(self) -> dict[str, float]:
         """Return the joules of the whole run so far, of all ranks. A collective."""
-        total: Counter[str] = Counter(self._before)  # joules are no counts
+        total: Counter[str] = Counter(self._before)  # joules by device
         for joules in everyones(self._meter.joules() if self._meter is not None else {}):
             total.update(joules)
         return dict(total)

@@ -381,7 +381,7 @@ def share(datamodule: Any, seed: int, own: bool = False) -> None:
     datamodule.test_split = "test"
     kind = type(datamodule)  # Lightning's __str__ reads the loaders, needs DataLoaders, and is looked up on the class
     names = {"__str__": object.__repr__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    datamodule.__class__ = type(kind.__name__, (kind,), names)
+    datamodule.__class__ = type(kind.__name__, (kind,), names)  # Python looks __str__ up on the class only
     datamodule.eval_loader = lambda split, device=None: Transferred(
         evaluated(split), datamodule, eval_stage(split), device
     )

@@ -453,5 +453,5 @@ def strip(net: nn.Module) -> nn.Module:
         for role in roles_of(module):
             del module._modules[role]
         module.__dict__.pop("plan", None)
-        module.__class__ = module.__dict__.pop("_plain_class")
+        module.__class__ = module.__dict__.pop("_plain_class")  # undoes the swap above
     return plain
