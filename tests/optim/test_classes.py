@@ -119,9 +119,9 @@ def test_rules_and_options_of_a_users_own_class() -> None:
     assert shown == [("decay", 0.1, 0.2, 0.5), ("no_decay", 0.0, 0.2, 0.5)]
     assert len(optimizer.param_groups[1]["params"]) == 2
     scaled = make_task(
-        with_optimizer("torch.optim.Adam", lr=0.1, scale_lr="linear", reference_batch_size=32, batch_size=1)
+        with_optimizer("torch.optim.Adam", lr=0.1, scale_lr="linear", reference_batch_size=32, batch_size=64)
     )
-    assert scaled._make_optimizer(scaled.net).param_groups[0]["lr"] == pytest.approx(0.2)  # a batch of 64
+    assert scaled._make_optimizer(scaled.net).param_groups[0]["lr"] == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(
