@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lathe.data.published import FILES, IdxFile
+from lathe.data.published import IDX_FILES, IdxFile
 
 Truth = dict[str, tuple[np.ndarray, np.ndarray]]
 COUNTS = {"train": 60, "test": 20}
@@ -26,7 +26,7 @@ def write(
     rng = np.random.default_rng(0)
     files: dict[str, tuple[IdxFile, ...]] = {}
     truth: Truth = {}
-    for split, pair in FILES.items():
+    for split, pair in IDX_FILES["fashion_mnist"].items():
         n = COUNTS[split]
         labels = (np.arange(n) % (highest + 1)).astype(np.uint8)
         images = rng.integers(0, 256, (n, 28, 28), dtype=np.uint8)

@@ -14,7 +14,7 @@ from .loader import ImageDataModule as ImageDataModule
 from .loader import ResidentLoader as ResidentLoader
 from .loader import StreamLoader as StreamLoader
 from .published import Cifar as Cifar
-from .published import FashionMnist as FashionMnist
+from .published import Mnist as Mnist
 from .shards import ShardDataModule as ShardDataModule
 from .shards import Shards as Shards
 from .splits import Source as Source

@@ -99,10 +99,10 @@ class Recorded(ABC):
 
     def fetch(self, file: str, md5: str, files: str) -> Path:
         """Download one of the `files` into `data_dir`, or raise UserError if that is not wanted."""
-        by_hand = f"put {files} into paths.data_dir={self.data_dir} by hand"
+        by_hand = f"put {files} into {self.data_dir} by hand"
         require(
             self.download,
-            f"paths.data_dir={self.data_dir} has no {file} and data.source.download=false: {by_hand}, or set "
+            f"{self.data_dir} has no {file} and data.source.download=false: {by_hand}, or set "
             "data.source.download=true.",
         )
         path = self.data_dir / file
@@ -124,7 +124,7 @@ class Recorded(ABC):
         """Return images uint8 [n, *shape], memory-mapped."""
         train, test = self._open("train"), self._open("test")
         if train is None or test is None:
-            raise UserError(f"paths.data_dir={self.data_dir} has no {self.name}: call prepare() of its source first.")
+            raise UserError(f"{self.data_dir} has no {self.name}: call prepare() of its source first.")
         labels, images = train[:, 0].astype(np.int64), train[:, 1:].reshape(-1, *self.shape)
         rows = stratified_split(labels, {"val": self.val_size}, self.split_seed)
         return Splits(
@@ -298,7 +298,6 @@ class Cifar(Recorded):
         return read_archive(path, archive)
 
 
-FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 SIDE = 28
 
 
@@ -331,42 +330,45 @@ class IdxFile:
         return np.frombuffer(data, np.uint8, offset=head).reshape(self.shape)
 
 
-# Images and labels of each split. MD5 hashes are those of the publishers' README; SHA-256 hashes are those of the
-# contents of the same files.
-FILES: dict[str, tuple[IdxFile, IdxFile]] = {
-    "train": (
-        IdxFile(
-            "train-images-idx3-ubyte",
-            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-            (60000, SIDE, SIDE),
+IDX_URLS = {"fashion_mnist": "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"}
+# Images and labels of each split. MD5 hashes are those of the publishers; SHA-256 hashes are those of the contents of
+# the same files.
+IDX_FILES: dict[str, dict[str, tuple[IdxFile, IdxFile]]] = {
+    "fashion_mnist": {
+        "train": (
+            IdxFile(
+                "train-images-idx3-ubyte",
+                "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+                "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+                (60000, SIDE, SIDE),
+            ),
+            IdxFile(
+                "train-labels-idx1-ubyte",
+                "25c81989df183df01b3e8a0aad5dffbe",
+                "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+                (60000,),
+            ),
         ),
-        IdxFile(
-            "train-labels-idx1-ubyte",
-            "25c81989df183df01b3e8a0aad5dffbe",
-            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-            (60000,),
+        "test": (
+            IdxFile(
+                "t10k-images-idx3-ubyte",
+                "bef4ecab320f06d8554ea6380940ec79",
+                "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+                (10000, SIDE, SIDE),
+            ),
+            IdxFile(
+                "t10k-labels-idx1-ubyte",
+                "bb300cfdad3c16e7a12a480ee83cd310",
+                "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+                (10000,),
+            ),
         ),
-    ),
-    "test": (
-        IdxFile(
-            "t10k-images-idx3-ubyte",
-            "bef4ecab320f06d8554ea6380940ec79",
-            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-            (10000, SIDE, SIDE),
-        ),
-        IdxFile(
-            "t10k-labels-idx1-ubyte",
-            "bb300cfdad3c16e7a12a480ee83cd310",
-            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-            (10000,),
-        ),
-    ),
+    }
 }
 
 
-class FashionMnist(Recorded):
-    """28 x 28 grey images of clothes: 60,000 for training and validation, and 10,000 for the test.
+class Mnist(Recorded):
+    """28 x 28 grey images in MNIST's format: 60,000 for training and validation, and 10,000 for the test.
 
     Each of the four IDX files, downloaded or placed by hand, compressed or not, is checked against its contents' hash.
 
@@ -379,19 +381,20 @@ class FashionMnist(Recorded):
     @validated
     def __init__(
         self,
+        name: Literal["fashion_mnist"],
         data_dir: Name,
         folder: Name | None = None,
         download: bool = True,
         val_size: Count = 5000,
         split_seed: Seed = 0,
         files: Mapping[str, Any] | None = None,
-        base_url: Url = FASHION_URL,
+        base_url: Url | None = None,
     ) -> None:
-        self.name, self.shape, self.data_dir = "fashion_mnist", (1, SIDE, SIDE), Path(data_dir)
+        self.name, self.shape, self.data_dir = name, (1, SIDE, SIDE), Path(data_dir)
         self.val_size, self.split_seed = val_size, split_seed
         self.folder = None if folder is None else Path(folder)
-        self.download, self.base_url = download, base_url
-        self.files = FILES if files is None else files
+        self.download, self.base_url = download, base_url or IDX_URLS[name]
+        self.files = IDX_FILES[name] if files is None else files
 
     def read(self) -> dict[str, Images]:
         """Return the records of the four files; all are searched before one is downloaded."""

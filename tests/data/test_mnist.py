@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from support.fashion import idx, write
 
-from lathe.data import FashionMnist
+from lathe.data import Mnist
 from lathe.errors import UserError
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
 
-def source(tmp_path: Path, files: Any, **settings: Any) -> FashionMnist:
+def source(tmp_path: Path, files: Any, **settings: Any) -> Mnist:
     given = {"folder": str(tmp_path / "files"), "val_size": 10, **settings}
-    return FashionMnist(str(tmp_path / "data"), files=files, **given)
+    return Mnist("fashion_mnist", str(tmp_path / "data"), files=files, **given)
 
 
 @pytest.mark.parametrize("compressed", [True, False])
