@@ -1,4 +1,4 @@
-"""Fashion-MNIST from small files in the real format: reading, downloads and refusals."""
+"""MNIST and Fashion-MNIST from small files in the real format: reading, downloads and refusals."""
 
 import gzip
 from collections.abc import Callable
@@ -10,6 +10,7 @@ import pytest
 from support.fashion import idx, write
 
 from lathe.data import Mnist
+from lathe.data.published import IDX_FILES
 from lathe.errors import UserError
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -83,3 +84,15 @@ def test_it_is_fetched_checked_and_fetched_once(serve: Callable, tmp_path: Path)
     assert np.array_equal(data.load().test.read()[1], truth["test"][1])
     data.prepare()
     assert len(server.asked) == 1
+
+
+def test_each_data_set_has_its_own_files(tmp_path: Path) -> None:
+    files, truth = write(tmp_path / "files")
+    data = Mnist("mnist", str(tmp_path / "data"), str(tmp_path / "files"), val_size=10, files=files)
+    data.prepare()
+    assert np.array_equal(data.load().test.read()[0][:, 0], truth["test"][0])
+    assert sorted(path.name for path in (tmp_path / "data").glob("*.npy")) == ["mnist-test.npy", "mnist-train.npy"]
+    with pytest.raises(UserError, match="SHA-256 hash"):  # these are not the published images
+        Mnist("mnist", str(tmp_path / "other"), str(tmp_path / "files")).prepare()
+    published = {file.sha256 for splits in IDX_FILES.values() for pair in splits.values() for file in pair}
+    assert len(published) == 8

@@ -330,10 +330,43 @@ class IdxFile:
         return np.frombuffer(data, np.uint8, offset=head).reshape(self.shape)
 
 
-IDX_URLS = {"fashion_mnist": "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"}
+IDX_URLS = {
+    "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "fashion_mnist": "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+}
 # Images and labels of each split. MD5 hashes are those of the publishers; SHA-256 hashes are those of the contents of
 # the same files.
 IDX_FILES: dict[str, dict[str, tuple[IdxFile, IdxFile]]] = {
+    "mnist": {
+        "train": (
+            IdxFile(
+                "train-images-idx3-ubyte",
+                "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+                "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+                (60000, SIDE, SIDE),
+            ),
+            IdxFile(
+                "train-labels-idx1-ubyte",
+                "d53e105ee54ea40749a09fcbcd1e9432",
+                "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+                (60000,),
+            ),
+        ),
+        "test": (
+            IdxFile(
+                "t10k-images-idx3-ubyte",
+                "9fb629c4189551a2d022fa330f9573f3",
+                "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+                (10000, SIDE, SIDE),
+            ),
+            IdxFile(
+                "t10k-labels-idx1-ubyte",
+                "ec29112dd5afa0611ce80d1b7f02629c",
+                "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+                (10000,),
+            ),
+        ),
+    },
     "fashion_mnist": {
         "train": (
             IdxFile(
@@ -363,7 +396,7 @@ IDX_FILES: dict[str, dict[str, tuple[IdxFile, IdxFile]]] = {
                 (10000,),
             ),
         ),
-    }
+    },
 }
 
 
@@ -381,7 +414,7 @@ class Mnist(Recorded):
     @validated
     def __init__(
         self,
-        name: Literal["fashion_mnist"],
+        name: Literal["mnist", "fashion_mnist"],
         data_dir: Name,
         folder: Name | None = None,
         download: bool = True,
