@@ -4,6 +4,7 @@ from .checkpoint import numbers as numbers
 from .checkpoint_io import AtomicCheckpointIO as AtomicCheckpointIO
 from .device_stats import DeviceStats as DeviceStats
 from .ema import EMA as EMA
+from .grad_norm import GradNorm as GradNorm
 from .nan_guard import NanGuard as NanGuard
 from .profiler import TorchProfiler as TorchProfiler
 from .progress import ModelSummary as ModelSummary
