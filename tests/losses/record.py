@@ -54,8 +54,9 @@ RECIPES = {
 
 
 def family() -> str:
-    """Return the instructions that torch's kernels use here; other ones round otherwise."""
-    return torch.backends.cpu.get_cpu_capability()
+    """Return the instructions that torch's and oneDNN's kernels use here; other ones round otherwise."""
+    matrices = "_AMX" if torch.cpu._is_amx_tile_supported() else ""  # for bfloat16 and integers
+    return torch.backends.cpu.get_cpu_capability() + matrices
 
 
 def losses(recipe: str, root: Path = ROOT) -> list[float]:
