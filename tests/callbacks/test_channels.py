@@ -1,7 +1,6 @@
 """Channels fade and are removed without changing outputs; interruptions and ranks have no effect."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from lightning.pytorch import Callback
 from support.channel_fit import Data, Saves, fit, task
 from support.net_state import assert_same, copy_of
-from support.ranks import on_ranks
 from torch import Tensor, nn
 
 from lathe.callbacks.ema import EMA
@@ -126,46 +124,6 @@ def on_a_rank(rank: int, strategy: str, mode: str, importance: str) -> Any:
     module = fit(method, data=Data(rank, 2), devices=2, strategy=made)
     whole = {name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in module.net.named_parameters()}
     return method.chosen, {name: p.detach().clone() for name, p in whole.items()}, method.shares
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "mode", "importance"),
-    [
-        ("ddp", "one_shot", "taylor"),
-        ("fsdp", "gradual", "taylor"),
-    ],
-)
-def test_all_ranks_remove_the_same(strategy, mode, importance):
-    first, second = on_ranks(on_a_rank, strategy, mode, importance)
-    assert first[0] == second[0]
-    assert first[2] == second[2]
-    assert_same(first[1], second[1])
-    if mode == "gradual":
-        units = first[0]["blocks.0.conv1"]
-        assert units
-        assert not first[1]["blocks.0.conv1.weight"][units].any()
-    else:
-        assert first[1]["conv.weight"].shape[0] < 8
-
-
-def resumed_on_a_rank(rank: int, mode: str, path: str) -> Any:
-    from lathe.strategies.fsdp import FSDP
-
-    options: dict[str, Any] = {"mode": mode, "share": 0.4, "start": 0.25, "end": 0.75, "min_channels": 1}
-    whole = fit(PruneChannels(**options), Saves(Path(path), 4), data=Data(rank, 2), devices=2, strategy=FSDP())
-    apply_structure((module := task()).net, torch.load(path, weights_only=True).get("structure", {}))
-    again = fit(PruneChannels(**options), module=module, data=Data(rank, 2), resume=path, devices=2, strategy=FSDP())
-    return [
-        {name: p.full_tensor().detach().clone() for name, p in run.net.named_parameters()} for run in (whole, again)
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["gradual", "one_shot"])
-def test_a_sharded_run_resumes(tmp_path, mode):
-    for whole, again in on_ranks(resumed_on_a_rank, mode, str(tmp_path / "a.ckpt")):
-        assert_same(again, whole)
 
 
 def test_masks_count_what_remains(tmp_path):

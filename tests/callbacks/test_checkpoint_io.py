@@ -44,12 +44,6 @@ def untouched(path: Path) -> bool:
     return step_of(path) == 1 and [file.name for file in path.parent.iterdir()] == ["last.ckpt"]
 
 
-def test_a_new_file_takes_the_old_ones_place(old: Path) -> None:
-    AtomicCheckpointIO().save_checkpoint(BIG, old)
-    assert step_of(old) == 2
-    assert [file.name for file in old.parent.iterdir()] == ["last.ckpt"]
-
-
 @pytest.mark.parametrize("linked", [True, False])
 def test_a_file_takes_the_place_of_a_folder(tmp_path: Path, linked: bool) -> None:
     """Of a sharded strategy, written as a link to a hidden folder; a copy may have followed the link."""

@@ -169,18 +169,6 @@ DDP_CASES: dict[str, Case] = {"resnet": ("resnet", {}, {})}
 FSDP_CASES: dict[str, Case] = {"vit": ("vit", {}, {}), "lsq": ("mlp", {"lsq": True}, {})}
 
 
-MORE_DDP: dict[str, Case] = {
-    "vit": ("vit", {}, {"accumulate": 2}),
-    "bf16": ("gpt", {"lsq": True}, {"precision": "bf16-mixed"}),
-}
-
-
-MORE_FSDP: dict[str, Case] = {
-    "bf16": ("gpt", {"lsq": True}, {"precision": "bf16-mixed"}),
-    "recomputed": ("vit", {}, {"recomputed": "blocks"}),
-}
-
-
 def cases_on(rank: int, strategy: str, cases: dict[str, Case], folder: Path) -> dict[str, Any]:
     found = {}
     for case, (name, options, others) in cases.items():
@@ -226,11 +214,3 @@ def test_sharded_weights(tmp_path: Path) -> None:
     ended = compare(*on_ranks(cases_on, "fsdp", FSDP_CASES, tmp_path, timeout=120), FSDP_CASES)
     assert ended == dict.fromkeys(ended, (True, False))
     assert len(ended) == 2 * len(FSDP_CASES)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "cases"), [("ddp", MORE_DDP), ("fsdp", MORE_FSDP)])
-def test_more_nets_on_ranks(strategy: str, cases: dict[str, Case], tmp_path: Path) -> None:
-    ended = compare(*on_ranks(cases_on, strategy, cases, tmp_path, timeout=240), cases)
-    assert ended == dict.fromkeys(ended, (True, False))
-    assert len(ended) == 2 * len(cases)

