@@ -84,7 +84,6 @@ def test_best_follows_the_monitored_figure(
         ({}, {"max_epochs": 3}, [6, 12, 18]),
         ({"every_n_epochs": 2}, {"max_epochs": 5}, [12, 24, 30]),
         ({"every_n_train_steps": 4}, {"max_epochs": 2}, [4, 6, 8, 12]),
-        ({"every_n_train_steps": 6, "every_n_epochs": None}, {"max_epochs": 3}, [6, 12, 18]),
         ({"every_n_train_steps": 3, "every_n_epochs": 2}, {"max_epochs": 3}, [3, 6, 9, 12, 15, 18]),
         ({"every_n_train_steps": 1}, {"max_epochs": 1, "accumulate_grad_batches": 2}, [1, 2, 3]),
     ],
@@ -174,17 +173,12 @@ def test_the_record_survives_a_resume(tiny: SimpleNamespace, tmp_path: Path) -> 
     assert step_of(second.path("last")) == 24
 
 
-def kept(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "checkpoints").glob("epoch=*"))
-
-
 def listed(folder: Path) -> list[tuple[int, float]]:
-    found = json.loads((folder / "checkpoints" / "top.json").read_text())
-    for one in found:
-        state = torch.load(folder / "checkpoints" / f"{one['name']}.ckpt", weights_only=True)
-        assert state["global_step"] == one["step"]
-    assert [f"{one['name']}.ckpt" for one in sorted(found, key=lambda one: str(one["name"]))] == kept(folder)
-    return [(one["step"], round(one["score"], 6)) for one in found]
+    """Return steps and scores in top.json, which lists the files that exist."""
+    rows = json.loads((folder / "checkpoints" / "top.json").read_text())
+    files = {path.stem: step_of(path) for path in (folder / "checkpoints").glob("epoch=*")}
+    assert {row["name"]: row["step"] for row in rows} == files
+    return [(row["step"], round(row["score"], 6)) for row in rows]
 
 
 @pytest.mark.parametrize(

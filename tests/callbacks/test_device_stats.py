@@ -65,15 +65,8 @@ def test_a_gpu_is_measured_by_nvml(tiny: SimpleNamespace, board: dict[str, Any])
 
     stats, logger = DeviceStats(), tiny.Logger()
     tiny.trainer(stats, logger=logger, max_epochs=1).fit(Burns(), tiny.Loader())
-    assert logger.rows[0] == (
-        2,
-        {
-            "device/gpu_percent": 87.0,
-            "device/gpu_memory_bytes": 2.0**31,
-            "device/gpu_celsius": 64.0,
-            "device/gpu_watts": 250.0,
-        },
-    )
+    row = {"gpu_percent": 87.0, "gpu_memory_bytes": 2.0**31, "gpu_celsius": 64.0, "gpu_watts": 250.0}
+    assert logger.rows[0] == (2, {f"device/{name}": value for name, value in row.items()})
     assert stats.summary() == {"energy_gpu_j": 6.0}  # a joule for each of six batches
 
 

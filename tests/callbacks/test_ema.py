@@ -131,19 +131,6 @@ def test_validation_and_best_checkpoint_see_the_average(tiny: SimpleNamespace, t
     assert_same(copy_of(tester.net), recorder.validated[0])
 
 
-def test_checkpoint_written_inside_validation_keeps_both(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    class SavesInValidation(Callback):
-        def on_validation_batch_end(self, trainer: Any, *args: Any) -> None:
-            trainer.save_checkpoint(tmp_path / "inside.ckpt")
-
-    recorder = Recorder()
-    tiny.trainer(EMA(decay=0.5), recorder, SavesInValidation(), max_epochs=1).fit(tiny.Task(), tiny.Loader())
-    saved = torch.load(tmp_path / "inside.ckpt", weights_only=True)
-    assert_same(saved["state_dict"], recorder.validated[0])
-    for name, raw in saved["ema"]["raw"].items():
-        assert torch.equal(raw, recorder.trained[6][name])
-
-
 def test_low_precision_weights_are_averaged_in_float32(tiny: SimpleNamespace, tmp_path: Path) -> None:
     ema, task = EMA(decay=0.999, warmup=False), tiny.Task(nn.Linear(3, 2).bfloat16())
     tiny.trainer(ema, Saves(tmp_path), precision="bf16-true").fit(task, tiny.Loader(dtype=torch.bfloat16))

@@ -140,11 +140,10 @@ def test_the_average_starts_anew_and_stays_zero_where_masked(tiny: SimpleNamespa
         assert bool((shown[~mask] == 0).all())
 
 
-@pytest.mark.parametrize("stop", [6, 7])
-def test_an_interruption_changes_nothing(tiny: SimpleNamespace, tmp_path: Path, stop: int) -> None:
+def test_an_interruption_changes_nothing(tiny: SimpleNamespace, tmp_path: Path) -> None:
     class Stops(Callback):
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-            if trainer.global_step == stop:
+            if trainer.global_step == 6:  # a round begins
                 trainer.save_checkpoint(tmp_path / "last.ckpt")
 
     whole, _ = fit(tiny, Lottery(sparsity=0.75, rounds=3, rewind=2), Stops())

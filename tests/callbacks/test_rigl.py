@@ -97,7 +97,7 @@ def test_exchanges_are_those_of_the_paper(tiny: SimpleNamespace) -> None:
     assert bool((recorder.weights[5][name][grown] != 0).any())
 
 
-@pytest.mark.parametrize(("stop", "growth"), [(3, "gradient"), (4, "gradient"), (11, "random")])
+@pytest.mark.parametrize(("stop", "growth"), [(4, "gradient"), (11, "random")])
 def test_an_interruption_changes_nothing(tiny: SimpleNamespace, tmp_path: Path, stop: int, growth: Any) -> None:
     class Stops(Callback):
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
@@ -132,23 +132,20 @@ def test_adam_keeps_second_moments_of_grown_weights(tiny: SimpleNamespace) -> No
             return torch.optim.AdamW(self.net.parameters(), lr=0.01)
 
     rigl, task = RigL(sparsity=0.7, every_n_steps=5, fraction=0.5), Adam(net())
-    masks: dict[int, dict[str, Tensor]] = {}
-    states: dict[int, Any] = {}
+    masks, states = [], []
 
     class Notes(Callback):
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-            masks[trainer.global_step] = rigl.masks
-            state = trainer.optimizers[0].state
-            states[trainer.global_step] = {
-                n: {k: v.clone() for k, v in state[p].items()} for n, p in task.net.named_parameters()
-            }
+            masks.append(rigl.masks["3.weight"])
+            state = trainer.optimizers[0].state[task.net[3].weight]
+            states.append({name: value.clone() for name, value in state.items()})
 
     tiny.trainer(rigl, Notes(), max_epochs=2).fit(task, tiny.Loader())
-    grown = masks[5]["3.weight"] & ~masks[4]["3.weight"]
+    grown = masks[4] & ~masks[3]  # after the fifth step
     assert bool(grown.any())
-    assert bool((states[5]["3.weight"]["exp_avg"][grown] == 0).all())
-    assert bool((states[5]["3.weight"]["exp_avg_sq"][grown] > 0).all())
-    assert bool((states[5]["3.weight"]["exp_avg"][~grown] != 0).any())
+    assert bool((states[4]["exp_avg"][grown] == 0).all())
+    assert bool((states[4]["exp_avg_sq"][grown] > 0).all())
+    assert bool((states[4]["exp_avg"][~grown] != 0).any())
 
 
 SHAPES = {"conv1": (16, 3, 3, 3), "conv2": (16, 16, 3, 3), "conv3": (64, 64, 3, 3), "head": (10, 64)}

@@ -155,7 +155,11 @@ class Offset(Shuffled):
 
 @pytest.mark.parametrize(
     ("net", "example"),
-    [(Shuffled(), torch.randn(2, 4)), (Offset(), torch.randn(2, 4)), (CifarResNet(8, 4, shortcut="zero_pad"), IMAGES)],
+    [
+        (Shuffled(), torch.randn(2, 4)),
+        (Offset(), torch.randn(2, 4)),
+        (CifarResNet(depth=8, width=4, shortcut="zero_pad"), IMAGES),
+    ],
     ids=["shuffled", "offset", "padded"],
 )
 def test_channels_that_cant_be_followed_are_refused(net, example):

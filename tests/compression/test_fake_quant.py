@@ -171,28 +171,6 @@ def test_a_shared_input_is_rounded_once() -> None:
     assert torch.equal(q(x), activation(-1.0, 1.0)(x))  # changed in place
 
 
-def test_a_shared_input_in_a_recomputed_region() -> None:
-    q = activation(-1.0, 1.0)
-    q.shared = True
-    leaf = torch.randn(4, generator=torch.Generator().manual_seed(0)).requires_grad_()
-
-    def total(recompute: bool) -> Tensor:
-        x = leaf * 1.0
-        before = q(x)
-
-        def region(x: Tensor) -> Tensor:
-            return q(x) * 2 + q(x).exp()
-
-        inside = checkpoint(region, x, use_reentrant=False) if recompute else region(x)
-        assert isinstance(inside, Tensor)
-        (before + inside).sum().backward()
-        assert leaf.grad is not None
-        grad, leaf.grad = leaf.grad, None
-        return grad
-
-    assert torch.equal(total(True), total(False))
-
-
 def test_low_precision_is_computed_in_float32() -> None:
     x = torch.linspace(-1, 2, 77).bfloat16().requires_grad_()
     q = activation(-1.0, 2.0)
@@ -215,37 +193,6 @@ def test_a_dynamic_range_is_that_of_each_tensor() -> None:
 
 
 __all__ = ["seeded"]  # a fixture
-
-
-def test_frozen_ranges_do_not_move() -> None:
-    net: Any = nn.Sequential(nn.Linear(4, 4))
-    quantize(net, torch.ones(2, 4))
-    freeze_observers(net)
-    set_enabled(net, True)
-    scales = [q.qparams(net[0].weight)[0].clone() for q in quantizers(net)]
-    with torch.no_grad():
-        net[0].weight.mul_(3)
-    net(torch.full((2, 4), 9.0))
-    update_ranges(net)
-    assert all(
-        torch.equal(q.qparams(net[0].weight)[0], scale) for q, scale in zip(quantizers(net), scales, strict=True)
-    )
-
-
-def test_dynamic_activations_need_no_data() -> None:
-    net: Any = resnet()
-    quantize(net, X, LayerPlan(activation="dynamic"))
-    set_enabled(net, True)
-    assert not any(isinstance(layer, QuantAdd) for layer in quantized_layers(net).values())
-    before = copy.deepcopy(net.state_dict())
-    assert all(
-        torch.equal(net.conv.input_quantizer(factor * X), net.conv.input_quantizer(X) * factor) for factor in (2, 64)
-    )
-    net.train()(X)
-    update_ranges(net)
-    net.eval()
-    before |= {name: value for name, value in net.state_dict().items() if "bn" in name}
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
 @pytest.mark.parametrize("method", ["minmax", "percentile", "entropy"])
