@@ -50,11 +50,11 @@ class Top:
         if self.count == 1 or math.isnan(score):
             return
         name = f"epoch={trainer.current_epoch}-step={trainer.global_step}"
-        found = {"name": name, "score": score, "step": trainer.global_step}
-        others = [one for one in self.kept if one["name"] != name]
-        ranked = sorted([found, *others], key=lambda one: (self.sign * one["score"], -one["step"]))
+        entry = {"name": name, "score": score, "step": trainer.global_step}
+        previous = [other for other in self.kept if other["name"] != name]
+        ranked = sorted([entry, *previous], key=lambda other: (self.sign * other["score"], -other["step"]))
         count = len(ranked) if self.count < 0 else self.count
-        if found not in ranked[:count]:
+        if entry not in ranked[:count]:
             return
         checkpoint.save(trainer, name)
         self.kept = ranked[:count]
@@ -65,8 +65,8 @@ class Top:
         if trainer.is_global_zero:
             folder = checkpoint.path(name).parent
             write_atomically(folder / LIST, json.dumps(self.kept, indent=2) + "\n")
-            for one in ranked[count:]:
-                path = checkpoint.path(one["name"])
+            for other in ranked[count:]:
+                path = checkpoint.path(other["name"])
                 written = path.resolve()
                 path.unlink(missing_ok=True)
                 if written != path and written.is_dir():  # a folder of a sharded strategy, and the link to it
@@ -193,13 +193,13 @@ class Checkpoint(CheckpointBase):
         stopped = stop_is_due(trainer)
         last_epoch = epoch == trainer.max_epochs or stopped or 0 <= trainer.max_steps <= trainer.global_step
         reported, fresh = _reported(trainer), self.validated_step == trainer.global_step
-        every = {**self._validated, **reported}
-        if self._validated and self.monitor is not None and self.monitor not in every:
+        metrics = {**self._validated, **reported}
+        if self._validated and self.monitor is not None and self.monitor not in metrics:
             raise UserError(
                 f"callbacks.checkpoint.monitor={self.monitor}: the first epoch and its validation do not report it; "
-                f"{did_you_mean(self.monitor, every)}"
+                f"{did_you_mean(self.monitor, metrics)}"
             )
-        self.latest = every if fresh else reported
+        self.latest = metrics if fresh else reported
         if self.monitor not in self._validated:
             self._keep_best(trainer, self.latest)
         if self.monitor is not None and last_epoch and self.best_score is None:
@@ -309,12 +309,12 @@ class Checkpoint(CheckpointBase):
 
 def _reported(trainer: Trainer) -> dict[str, float]:
     """Return the metrics of the loop that has just ended; `trainer.callback_metrics` has older ones too."""
-    results, found = trainer._results, dict[str, Any]()
+    results, metrics = trainer._results, dict[str, Any]()
     assert results is not None
     for loader in dict.fromkeys((*(item.meta.dataloader_idx for item in results.values()), None)):  # None: of all
         results.dataloader_idx = loader
-        found |= trainer._logger_connector.metrics["callback"]
-    return numbers(found)
+        metrics |= trainer._logger_connector.metrics["callback"]
+    return numbers(metrics)
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
