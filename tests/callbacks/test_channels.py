@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
-from support.channel_fit import Data, Saves, fit, task
+from support.channel_fit import Data, fit, task
 from support.net_state import assert_same, copy_of
 from support.ranks import on_ranks
+from support.tiny import save_after
 from torch import nn
 
 from lathe.callbacks.ema import EMA
@@ -57,13 +58,10 @@ def test_channels_fade_fall_silent_and_go_without_a_trace():
     assert torch.equal(fresh(IMAGES), net(IMAGES))
 
 
-@pytest.mark.parametrize(
-    ("at", "options"),
-    [(4, {"regularise": "group_norm", "strength": 0.01}), (2, {"importance": "taylor"})],
-)
-def test_a_resumed_run_ends_bit_for_bit_the_same(tmp_path, at, options):
-    first, again = (PruneChannels(**SOON, **options) for _ in range(2))
-    whole = fit(first, Saves(tmp_path / "a.ckpt", at))
+def test_a_resumed_run_ends_bit_for_bit_the_same(tmp_path):
+    options = {**SOON, "importance": "taylor", "regularise": "group_norm", "strength": 0.01}
+    first, again = PruneChannels(**options), PruneChannels(**options)
+    whole = fit(first, save_after(2, tmp_path / "a.ckpt"))
     resumed = fit(again, resume=tmp_path / "a.ckpt")
     assert again.chosen == first.chosen
     assert_same(copy_of(resumed.net), copy_of(whole.net))
@@ -84,7 +82,7 @@ def test_one_shot_gives_the_optimizer_a_smaller_net():
 
 def test_a_resumed_one_shot_run_ends_the_same(tmp_path):
     first, again = (PruneChannels(mode="one_shot", share=0.4, importance="taylor") for _ in range(2))
-    whole, module = fit(first, Saves(tmp_path / "a.ckpt", 6)), task()
+    whole, module = fit(first, save_after(6, tmp_path / "a.ckpt")), task()
     apply_structure(module.net, structure_of(whole.net))  # as run.py does
     assert_same(copy_of(fit(again, module=module, resume=tmp_path / "a.ckpt").net), copy_of(whole.net))
     assert again.report() == first.report()
@@ -126,7 +124,7 @@ def on_a_rank(rank: int, strategy: str, mode: str, path: str) -> list[Any]:
             apply_structure(module.net, torch.load(path, weights_only=True).get("structure", {}))
             fit(method, module=module, resume=path, **made)
         else:
-            fit(method, Saves(Path(path), 4), module=module, **made)
+            fit(method, save_after(4, Path(path)), module=module, **made)
         weights = {n: p.full_tensor() if hasattr(p, "full_tensor") else p for n, p in module.net.named_parameters()}
         runs.append((method.chosen, {name: weight.detach().clone() for name, weight in weights.items()}))
     return runs
@@ -149,7 +147,7 @@ def test_all_ranks_remove_the_same_and_resume(tmp_path, strategy, mode):
 def test_masks_count_what_remains(tmp_path):
     masks: dict[str, Any] = {"sparsity": 0.6, "granularity": "structured", "scope": "layer"}
     removal, prune = PruneChannels(**SOON), Prune(**masks)
-    net = fit(removal, prune, Saves(tmp_path / "a.ckpt", 6)).net
+    net = fit(removal, prune, save_after(6, tmp_path / "a.ckpt")).net
     report = prune.report()
     assert removal.finalise(net, Data())
     masked = [p for name, p in net.named_parameters() if name in prune.masks]

@@ -161,18 +161,6 @@ def test_what_is_no_number_is_never_the_best(tiny: SimpleNamespace, tmp_path: Pa
     assert checkpoint.best_score == pytest.approx(0.1)
 
 
-def test_the_record_survives_a_resume(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    first = Checkpoint(monitor="val/score")
-    fit(tiny, tmp_path, first, Scores(0.5, 0.8), max_epochs=2)
-    second = Checkpoint(monitor="val/score")
-    trainer = tiny.trainer(second, Scores(0.7, 0.6), default_root_dir=tmp_path, max_epochs=4)
-    trainer.fit(tiny.Task(), tiny.Loader(), ckpt_path=first.path("last"), weights_only=True)
-    assert (second.best_score, second.best_step) == (pytest.approx(0.8), 12)
-    assert second.best_metrics == first.best_metrics
-    assert step_of(second.path("best")) == 12
-    assert step_of(second.path("last")) == 24
-
-
 def listed(folder: Path) -> list[tuple[int, float]]:
     """Return steps and scores in top.json, which lists the files that exist."""
     rows = json.loads((folder / "checkpoints" / "top.json").read_text())

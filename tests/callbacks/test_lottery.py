@@ -1,6 +1,5 @@
 """A ticket is pruned from trained weights and rewound to early ones; an interruption changes nothing."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,20 +137,6 @@ def test_the_average_starts_anew_and_stays_zero_where_masked(tiny: SimpleNamespa
         shown = task.net.get_parameter(name)
         torch.testing.assert_close(shown, average[name])
         assert bool((shown[~mask] == 0).all())
-
-
-def test_an_interruption_changes_nothing(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    class Stops(Callback):
-        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-            if trainer.global_step == 6:  # a round begins
-                trainer.save_checkpoint(tmp_path / "last.ckpt")
-
-    whole, _ = fit(tiny, Lottery(sparsity=0.75, rounds=3, rewind=2), Stops())
-    again = Lottery(sparsity=0.75, rounds=3, rewind=2)
-    continued, _ = fit(tiny, again, ckpt_path=tmp_path / "last.ckpt", weights_only=True)
-    for name, value in whole.net.state_dict().items():
-        assert torch.equal(value, continued.net.state_dict()[name]), name
-    assert again.round == 2
 
 
 def test_with_stages_the_schedule_goes_on_repeating(tiny: SimpleNamespace) -> None:

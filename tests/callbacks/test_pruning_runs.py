@@ -10,6 +10,7 @@ from support.net_state import assert_same, copy_of
 from support.prune_fit import WEIGHTS, Loader, Task, Watch, fit
 from support.quiet import quiet_trainer
 from support.ranks import on_ranks
+from support.tiny import save_after
 from torch import Tensor, nn
 
 from lathe.callbacks.ema import EMA
@@ -43,14 +44,7 @@ def test_resume_is_bit_for_bit(tmp_path: Path, criterion: str) -> None:
 
 
 def test_a_run_that_goes_on_from_a_dense_checkpoint_is_pruned_at_once(tmp_path: Path) -> None:
-    class Saves(Callback):
-        def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-            if trainer.global_step == 18:
-                trainer.save_checkpoint(tmp_path / "dense.ckpt")
-
-    class Plain(Callback): ...
-
-    fit(Plain(), Saves())  # type: ignore[arg-type]
+    fit(save_after(18, tmp_path / "dense.ckpt"))
     prune = Prune(0.5, start=0.1, end=0.6)
     watch = Watch(prune)
     fit(prune, watch, resume=str(tmp_path / "dense.ckpt"))

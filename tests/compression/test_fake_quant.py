@@ -6,19 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.quantization import X, resnet, seeded
+from support.quantization import seeded
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from lathe.compression.quantization.fake_quant import FakeQuantize, Histogram, calibrate, update_quantizers
 from lathe.compression.quantization.net import (
-    LayerPlan,
-    QuantAdd,
-    freeze_observers,
     quantize,
-    quantized_layers,
     quantizers,
-    set_enabled,
     update_ranges,
 )
 

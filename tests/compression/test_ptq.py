@@ -134,21 +134,6 @@ def test_groups_along_the_input_share_a_scale() -> None:
     assert int(weight.abs().max()) == 7
 
 
-def test_smaller_groups_and_bias_correction_come_nearer() -> None:
-    net, batches = small()
-    x = torch.cat(batches)
-
-    def error(plan: LayerPlan, bias_correction: bool = False) -> float:
-        rounded = copy.deepcopy(net)
-        quantize_weights(rounded, batches, plan, bias_correction=bias_correction)
-        with torch.no_grad():
-            return float((rounded(x) - net(x)).square().mean())
-
-    assert error(LayerPlan(weight_bits=3, group_size=4)) < error(LayerPlan(weight_bits=3))
-    assert error(LayerPlan(weight_bits=3), bias_correction=True) < 0.7 * error(LayerPlan(weight_bits=3))
-    assert error(LayerPlan(weight_bits=8)) < 0.01 * error(LayerPlan(weight_bits=3))
-
-
 def test_convolutions_and_what_does_not_divide() -> None:
     net, x = CifarResNet(depth=8, width=4, in_channels=1).eval(), torch.rand(4, 1, 8, 8)
     done = quantize_weights(net, [x], LayerPlan(weight_bits=4, group_size=12), bias_correction=True)

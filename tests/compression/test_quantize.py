@@ -142,16 +142,6 @@ def test_strip_leaves_plain_layers_with_the_integers_values() -> None:
     assert type(strip(net).blocks[0].add) is Add  # type: ignore[union-attr,index]
 
 
-def test_a_layer_of_the_users_own_kind_is_left_alone() -> None:
-    class Standardized(nn.Conv2d):
-        def forward(self, x: Tensor) -> Tensor:
-            return self._conv_forward(x, self.weight - self.weight.mean(), self.bias)
-
-    net = nn.Sequential(Standardized(1, 2, 3), nn.Conv2d(2, 2, 3), nn.Linear(4, 4))
-    net.register_forward_pre_hook(lambda module, args: None)
-    assert quantize(nn.Sequential(net[0], net[1]), X) == ["1"]  # layer 2 is not part of it
-
-
 class Mixed(nn.Module):
     """A one-dimensional convolution, which can't be quantized, and two linear layers."""
 

@@ -1,9 +1,11 @@
 """A small net, task, loader and Trainer for the tests of callbacks."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
 
@@ -80,3 +82,13 @@ def make_trainer(*callbacks: Any, **options: Any) -> Trainer:
         "use_distributed_sampler": True,
     }
     return quiet_trainer(*callbacks, **{**defaults, **options})
+
+
+def save_after(step: int, path: Path) -> Callback:
+    """Return a callback that saves a checkpoint after an optimizer step."""
+
+    def save(trainer: Any, *args: Any) -> None:
+        if trainer.global_step == step:
+            trainer.save_checkpoint(path)
+
+    return LambdaCallback(on_train_batch_end=save)
