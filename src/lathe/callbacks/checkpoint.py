@@ -35,12 +35,12 @@ LIST = "top.json"
 class Top:
     """The `count` best epochs (-1: all that were judged; 1: only best.ckpt).
 
-    `kept` has names, scores and steps, the best first; of equal ones the later, as for best.ckpt.
+    `entries` has names, scores and steps, the best first; of equal ones the later, as for best.ckpt.
     """
 
     def __init__(self, count: int, mode: str) -> None:
         self.count, self.sign = count, -1.0 if mode == "max" else 1.0
-        self.kept: list[dict[str, Any]] = []
+        self.entries: list[dict[str, Any]] = []
 
     def judge(self, checkpoint: Any, trainer: Trainer, score: float) -> None:
         """Write a checkpoint if the epoch just judged is among the best, then remove the one it replaces.
@@ -51,20 +51,20 @@ class Top:
             return
         name = f"epoch={trainer.current_epoch}-step={trainer.global_step}"
         entry = {"name": name, "score": score, "step": trainer.global_step}
-        previous = [other for other in self.kept if other["name"] != name]
+        previous = [other for other in self.entries if other["name"] != name]
         ranked = sorted([entry, *previous], key=lambda other: (self.sign * other["score"], -other["step"]))
         count = len(ranked) if self.count < 0 else self.count
         if entry not in ranked[:count]:
             return
         checkpoint.save(trainer, name)
-        self.kept = ranked[:count]
+        self.entries = ranked[:count]
         drain = getattr(trainer.strategy.checkpoint_io, "drain", None)
         if ranked[count:] and drain is not None:
             drain()  # a thread may still write a file
         trainer.strategy.barrier("top")
         if trainer.is_global_zero:
             folder = checkpoint.path(name).parent
-            write_atomically(folder / LIST, json.dumps(self.kept, indent=2) + "\n")
+            write_atomically(folder / LIST, json.dumps(self.entries, indent=2) + "\n")
             for other in ranked[count:]:
                 path = checkpoint.path(other["name"])
                 written = path.resolve()
@@ -279,7 +279,7 @@ class Checkpoint(CheckpointBase):
             "unjudged": self.unjudged,
             "validated_step": self.validated_step,
             "stopped": self._stopped,
-            "top": self.top.kept,
+            "top": self.top.entries,
         }
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -304,7 +304,7 @@ class Checkpoint(CheckpointBase):
         self.best_metrics = state_dict["best_metrics"]
         self.latest, self.unjudged = state_dict["latest"], state_dict["unjudged"]
         self.validated_step, self._stopped = state_dict["validated_step"], state_dict["stopped"]
-        self.top.kept = state_dict["top"]
+        self.top.entries = state_dict["top"]
 
 
 def _reported(trainer: Trainer) -> dict[str, float]:

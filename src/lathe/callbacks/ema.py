@@ -92,7 +92,6 @@ class EMA(SkippableHooks, Callback):
 
     @property
     def updates(self) -> int:
-        """Return the number of updates so far."""
         return self._average.updates
 
     def update(self, step: int) -> None:
@@ -243,7 +242,7 @@ class EMA(SkippableHooks, Callback):
             ema["average"] = {name: averages[i] for name, i in self._index.items()}
 
     def _full(self, i: int, part: Tensor, spread: bool, used: bool) -> Tensor:
-        """Return tensor `i` from this rank's `part`: still sharded, or gathered, on the CPU if it is `kept`."""
+        """Return tensor `i` from this rank's `part`: still sharded, or gathered, on the CPU if it is `used`."""
         tensor = joined(part, self._owners[i])
         if spread or not is_sharded(tensor):
             return tensor

@@ -95,7 +95,7 @@ class NanGuard(Callback):
         self._ends: list[int] = []  # for each optimizer step since the last reading, the number of losses up to it
         self._batch: Any = None
         self._batch_idx = 0
-        self._told = False  # a validation that is not finite was reported
+        self._warned = False  # a validation that is not finite was reported
         self._at_once = False
 
     every_step = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_step")
@@ -147,12 +147,12 @@ class NanGuard(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn of the first validation whose metrics are not finite, with its bad rows; do not stop."""
-        if self._told or trainer.state.fn != "fit" or trainer.sanity_checking:
+        if self._warned or trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         wild = everyones([name for name, value in trainer.callback_metrics.items() if not _finite(value)])
         wild = [[name for name in names if split_of(name) == "val"] for names in wild]
         if any(wild):
-            self._told = True
+            self._warned = True
             faults = [fault for fault in everyones(bad_batch(trainer)) if fault]
             why = faults[0] if faults else "its batches are finite, so the net or the metric makes it"
             names = ", ".join(sorted({name for names in wild for name in names}))

@@ -25,7 +25,6 @@ class Operator(NamedTuple):
 
 
 def activities(device_type: str) -> list[ProfilerActivity]:
-    """Return the activities to record on devices of this type."""
     return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device_type == "cuda" else [])]
 
 
@@ -49,7 +48,6 @@ def operators_of(
 
 
 def table_of(title: str, operators: Sequence[Operator]) -> Table:
-    """Return a table of these operators."""
     table = Table(title=title, title_justify="left")
     for column, side in (("operator", "left"), ("calls/step", "right"), ("ms/step", "right"), ("share", "right")):
         table.add_column(column, justify=side)  # type: ignore[arg-type]

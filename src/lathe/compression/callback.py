@@ -77,7 +77,6 @@ def steps_of(trainer: Trainer) -> int:
 
 
 def compressions(trainer: Trainer) -> list[Compression]:
-    """Return the compression methods of a run."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     return [callback for callback in callbacks if isinstance(callback, Compression)]
 

@@ -1,14 +1,13 @@
 """Channels, heads and hidden units of a net: which depend on each other, which to remove, and their removal."""
 
 import copy
-import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from operator import attrgetter
-from statistics import median
 from typing import Any, Literal
 
 import torch
@@ -22,6 +21,7 @@ from lathe.config.types import ChannelBudget, ChannelImportance, Count, Name, Op
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, uninstalled
 from lathe.measure.calls import Call, output_of, run
+from lathe.measure.comparison import interleaved
 
 _KEY = "_channels_removed"  # in a net's __dict__, which deepcopy copies
 
@@ -43,7 +43,6 @@ class Slice:
 
     @property
     def name(self) -> str:
-        """Return the tensor's name in the net."""
         return f"{self.module}.{self.tensor}" if self.module else self.tensor
 
 
@@ -160,13 +159,11 @@ def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
             raise UserError(
                 f"The structure's {name} has shape {list(shape)}, and the net's {list(old)}: it is of another net."
             )
-    for path, attributes in modules.items():  # before any change
-        for attribute, value in attributes.items():
-            old = getattr(net.get_submodule(path), attribute)
-            if type(old) is not int or type(value) is not int or not 0 < value <= old:
-                raise UserError(
-                    f"The structure's {path}.{attribute} is {value!a}, and the net's {old!r:.60}: it is of another net."
-                )
+    counts = [(net.get_submodule(path), *item) for path, values in modules.items() for item in values.items()]
+    for module, attribute, value in counts:  # before any change
+        old = getattr(module, attribute)
+        if type(old) is not int or type(value) is not int or not 0 < value <= old:
+            raise UserError(f"The structure's {attribute} is {value!a}, the net's {old!r:.60}: it is of another net.")
     new: dict[int, Tensor] = {}
     for name, shape in tensors.items():
         tensor = named[name]
@@ -175,9 +172,8 @@ def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
     for name, tensor in named.items():  # a tied tensor has several names
         if id(tensor) in new:
             _put(net, name, new[id(tensor)])
-    for path, attributes in modules.items():
-        for attribute, value in attributes.items():
-            setattr(net.get_submodule(path), attribute, value)
+    for module, attribute, value in counts:
+        setattr(module, attribute, value)
     net.__dict__[_KEY] = copy.deepcopy(description)
 
 
@@ -669,25 +665,13 @@ def skeleton(net: nn.Module, example: Tensor | Call) -> tuple[nn.Module, Tensor 
     bare = without_memory(net)
     for module in bare.modules():
         if isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward:
-            module.forward = _unchanged  # type: ignore[method-assign,assignment]
+            module.forward = lambda x: x  # type: ignore[method-assign,assignment]
     return bare, example[:1].detach().to("meta")
 
 
-def _unchanged(x: Tensor) -> Tensor:
-    return x
-
-
 def latency_share(small: nn.Module, dense: nn.Module, example: Tensor | Call) -> float:
-    """Return the median time of 15 forward passes of `small` over that of `dense`, in alternating order."""
-    times: dict[nn.Module, list[float]] = {small: [], dense: []}
+    """Return the median time of 15 forward passes of `small` over that of `dense`."""
+    calls = {"small": partial(run, small, example), "dense": partial(run, dense, example)}
     with torch.inference_mode():
-        for _ in range(18):  # three of them warm up
-            for net, durations in times.items():
-                if example.device.type == "cuda":
-                    torch.cuda.synchronize(example.device)
-                began = time.perf_counter()
-                run(net, example)
-                if example.device.type == "cuda":
-                    torch.cuda.synchronize(example.device)
-                durations.append(time.perf_counter() - began)
-    return median(times[small][3:]) / median(times[dense][3:])
+        times = interleaved(calls, repeats=15, warmup=3, device=example.device)
+    return times["small"].median / times["dense"].median

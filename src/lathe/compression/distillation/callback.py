@@ -154,7 +154,7 @@ class Distill(Compression):
             now = torch.stack((hard.detach().float(), soft.detach().float(), torch.ones((), device=soft.device)))
             self._sums = now if self._sums is None else self._sums + now
         if self._capture is not None:
-            self._capture.found.clear()
+            self._capture.features.clear()
         return terms
 
     def check(self, net: nn.Module) -> None:
@@ -632,7 +632,6 @@ class LogitCache:
         return logits
 
     def warn_if_useless(self) -> None:
-        """Warn once if the cache has saved nothing."""
         if self.lookups and not self.saved and not self._warned:
             self._warned = True
             rank_zero_warn(

@@ -338,9 +338,9 @@ class Capture:
     """
 
     def __init__(self, net: nn.Module, names: Sequence[str], training_only: bool) -> None:
-        self.found: dict[str, Tensor] = {}
+        self.features: dict[str, Tensor] = {}
         self._handles: list[RemovableHandle] = []
-        features = self.found  # hooks must not refer to this object, which the compiler would trace
+        features = self.features  # hooks must not refer to this object, which the compiler would trace
 
         def keep(name: str, module: nn.Module, tensor: Tensor) -> None:
             if module.training or not training_only:
@@ -357,7 +357,7 @@ class Capture:
 
     def take(self, name: str) -> Tensor:
         """Return a layer's features; raise UserError if it was not called, or this rank has only a shard."""
-        tensor = self.found.get(name)
+        tensor = self.features.get(name)
         if tensor is None or hasattr(tensor, "device_mesh"):
             why = "is sharded" if tensor is not None else "was not called as a module"
             raise UserError(f"{KEY}: the layer {name} {why}: use strategy=ddp, or method=kd, dkd or dist.")
@@ -366,7 +366,7 @@ class Capture:
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self.found.clear()
+        self.features.clear()
 
 
 def fits(method: str, student: Shape, teacher: Shape) -> bool:
@@ -465,7 +465,7 @@ class Comparison:
     def forget(self) -> None:
         """Discard the teacher's features of the last forward pass."""
         if self.capture is not None:
-            self.capture.found.clear()
+            self.capture.features.clear()
 
     def _term(self, method: str, outputs: Tensor, logits: Tensor, ours: Capture | None, counted: Counted) -> Tensor:
         loss, (target, rows, count) = self.losses[method], counted

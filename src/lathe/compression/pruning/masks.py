@@ -364,9 +364,6 @@ class SparsitySchedule:
         return 1 + (step - self.start) * (self.jumps - 1) // (self.end - self.start) if self.jumps > 1 else 0
 
 
-Scores = dict[str, Tensor]
-
-
 def batchnorm_weights(net: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
     """Return the weight of the BatchNorm after each layer, by the name of the layer's weight.
 
@@ -417,7 +414,7 @@ def add_gradients(
     torch._foreach_add_([sums[name] for name in present], products)
 
 
-def wanda(parameters: Mapping[str, Tensor], squares: Mapping[str, Tensor]) -> Scores:
+def wanda(parameters: Mapping[str, Tensor], squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return |w| times its input's L2 norm (Sun et al. 2023, arXiv:2306.11695, with scope=output)."""
     scores = {}
     for name, parameter in parameters.items():
@@ -429,9 +426,9 @@ def wanda(parameters: Mapping[str, Tensor], squares: Mapping[str, Tensor]) -> Sc
 
 
 @contextmanager
-def input_squares(net: nn.Module, names: Iterable[str]) -> Iterator[Scores]:
+def input_squares(net: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Tensor]]:
     """Sum the squares of each layer's input, [groups, input channels or features], within the context."""
-    squares: Scores = {}
+    squares: dict[str, Tensor] = {}
     handles = []
     for name in names:
         layer: Any = net.get_submodule(name.rpartition(".")[0])

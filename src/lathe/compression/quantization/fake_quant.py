@@ -281,13 +281,13 @@ class FakeQuantize(nn.Module):
         if self.training and self.is_observing and not self.follows:
             self.watch(x)
         if self.is_enabled:
-            return self._kept(x) if self.shared and not torch.compiler.is_compiling() else self.quantize(x)
+            return self._quantize_once(x) if self.shared and not torch.compiler.is_compiling() else self.quantize(x)
         if self.lsq and torch.is_grad_enabled():
             passed: Tensor = Untouched.apply(x, self.growth)
             return passed
         return x
 
-    def _kept(self, x: Tensor) -> Tensor:
+    def _quantize_once(self, x: Tensor) -> Tensor:
         """Round x once for all layers that read it; the result is cached on x.
 
         Activation checkpointing must not use the first pass's result, nor the other way round, or the two would save

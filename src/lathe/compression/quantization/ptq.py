@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from lathe.compression.modes import evaluated
 from lathe.compression.quantization.fake_quant import Observer, calibrate
@@ -65,10 +66,10 @@ class Operation:
 
 @dataclass
 class Flow:
-    """The data flow of a forward pass; tensors are identified by `id` and kept alive in `kept`."""
+    """The data flow of a forward pass; tensors are identified by `id` and kept alive in `alive`."""
 
     calls: list[Operation] = field(default_factory=list)
-    kept: list[Any] = field(default_factory=list)
+    alive: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.readers: dict[int, list[Operation]] = defaultdict(list)
@@ -100,7 +101,7 @@ class _Recorder(TorchFunctionMode):
         versions = [tensor._version for tensor in inputs]
         result = function(*args, **(kwargs or {}))
         outputs = tensors(result)
-        self.flow.kept += [*inputs, *outputs]
+        self.flow.alive += [*inputs, *outputs]
         name = getattr(function, "__name__", "")
         reads, makes = [id(tensor) for tensor in inputs], [id(tensor) for tensor in outputs]
         if name == "flatten" and not (outputs[0].dim() == 2 and len(outputs[0]) == len(inputs[0])):
@@ -117,15 +118,8 @@ class _Recorder(TorchFunctionMode):
         return result
 
 
-def tensors(item: Any) -> list[Tensor]:
-    """Return all tensors in nested tuples, lists and dicts."""
-    if isinstance(item, Tensor):
-        return [item]
-    if isinstance(item, dict):
-        item = list(item.values())
-    if isinstance(item, (tuple, list)):
-        return [tensor for part in item for tensor in tensors(part)]
-    return []
+def tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 @torch.no_grad()
@@ -141,7 +135,7 @@ def trace(net: nn.Module, example: Tensor | Call) -> Flow:
     handles += [module.register_forward_hook(leave) for module in modules]
     with evaluated(net, handles), _Recorder(flow, stack):
         result = run(net, example)
-    flow.kept.append(result)
+    flow.alive.append(result)
     flow.results.update(id(tensor) for tensor in tensors(result))
     return flow
 
