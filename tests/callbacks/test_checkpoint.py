@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 
 from lathe.callbacks import Checkpoint
 from lathe.callbacks.checkpoint_io import AtomicCheckpointIO
@@ -37,17 +38,13 @@ class Times(Callback):
         self.seen: dict[str, list[int]] = {path.stem: [] for path in paths}
         self.stamps: dict[Path, int] = {}
 
-    def look(self, trainer: Any) -> None:
+    def on_train_batch_start(self, *args: Any) -> None:
         for path in self.paths:
             if path.exists() and (stamp := path.stat().st_ino) != self.stamps.get(path):
                 self.stamps[path] = stamp
                 self.seen[path.stem].append(step_of(path))
 
-    def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
-        self.look(trainer)
-
-    def on_fit_end(self, trainer: Any, *args: Any) -> None:
-        self.look(trainer)
+    on_fit_end = on_train_batch_start
 
 
 def step_of(path: Path) -> int:
@@ -96,18 +93,11 @@ def test_last_is_written_at_its_interval_and_at_the_end(
 
 
 def test_a_validation_that_is_due_comes_first(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    class Order(Callback):
-        def __init__(self) -> None:
-            self.last_at_validation: list[int] = []
-
-        def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-            path = tmp_path / "checkpoints" / "last.ckpt"
-            self.last_at_validation.append(step_of(path) if path.exists() else 0)
-
-    order = Order()
+    path, steps = tmp_path / "checkpoints" / "last.ckpt", list[int]()
+    order = LambdaCallback(on_validation_start=lambda *_: steps.append(step_of(path) if path.exists() else 0))
     checkpoint = Checkpoint(monitor="val/score", every_n_train_steps=2)
     fit(tiny, tmp_path, checkpoint, Scores(0.1, 0.2, 0.3), order, max_epochs=1, val_check_interval=2)
-    assert order.last_at_validation == [0, 2, 4]
+    assert steps == [0, 2, 4]  # of last.ckpt at each validation
     state = torch.load(checkpoint.path("last"), weights_only=True)
     assert state["callbacks"]["Checkpoint"]["best_score"] == pytest.approx(0.3)
 

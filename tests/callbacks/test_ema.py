@@ -35,24 +35,15 @@ class Recorder(Callback):
         self.after_validation.append(copy_of(pl_module.net))
 
 
-def by_hand(
-    trained: dict[int, dict[str, Tensor]],
-    decay: float,
-    every: int = 1,
-    start: int = 0,
-    warmup: bool = False,
-    copied: str = "-",
-) -> dict[str, Tensor]:
+def by_hand(trained: dict[int, dict[str, Tensor]], ema: EMA) -> dict[str, Tensor]:
+    """Return the average of the recorded weights; what is not averaged is a copy of the last update's."""
     average: dict[str, Tensor] = {}
-    updates = 0
-    for step in sorted(trained):
-        if step <= start or (step - start) % every:
-            continue
-        d = min(decay, (1 + updates) / (10 + updates)) if warmup else decay
+    steps = range(ema.start_step + ema.every_n_steps, max(trained) + 1, ema.every_n_steps)
+    for updates, step in enumerate(steps):
+        decay = min(ema.decay, (1 + updates) / (10 + updates)) if ema.warmup else ema.decay
         for name, raw in trained[step].items():
-            kept = updates == 0 or not raw.is_floating_point() or copied in name
-            average[name] = raw.double() if kept else d * average[name] + (1 - d) * raw.double()
-        updates += 1
+            averaged = updates > 0 and raw.is_floating_point()
+            average[name] = decay * average[name] + (1 - decay) * raw.double() if averaged else raw.double()
     return average
 
 
@@ -69,17 +60,9 @@ def by_hand(
 def test_the_average_is_the_one_on_paper(tiny: SimpleNamespace, options: dict[str, Any]) -> None:
     ema, recorder, task = EMA(**options), Recorder(), tiny.Task()
     tiny.trainer(recorder, ema).fit(task, tiny.Loader())
-    expected = by_hand(
-        recorder.trained,
-        options["decay"],
-        options.get("every_n_steps", 1),
-        options.get("start_step", 0),
-        options["warmup"],
-        copied="running" if options.get("buffers") == "copy" else "-",
-    )
-    last = recorder.trained[12]
+    expected, last = by_hand(recorder.trained, ema), recorder.trained[12]
     for name, tensor in task.net.state_dict().items():
-        stays = not tensor.is_floating_point() or (options.get("buffers") == "copy" and "running" in name)
+        stays = not tensor.is_floating_point() or (ema.buffers == "copy" and "running" in name)
         assert torch.equal(tensor, last[name]) == stays, name
         if not stays:
             torch.testing.assert_close(tensor, expected[name].to(tensor.dtype), rtol=1e-5, atol=1e-6)
@@ -111,10 +94,10 @@ def test_checkpoint_holds_average_under_plain_names_and_raw_beside(
 def test_validation_and_best_checkpoint_see_the_average(tiny: SimpleNamespace, tmp_path: Path) -> None:
     recorder = Recorder()
     checkpoint = ModelCheckpoint(tmp_path, monitor="val/accuracy", save_top_k=-1, filename="{epoch}")
-    trainer = tiny.trainer(EMA(decay=0.9, warmup=False), recorder, checkpoint)
-    trainer.fit(tiny.Task(), tiny.Loader())
+    ema = EMA(decay=0.9, warmup=False)
+    tiny.trainer(ema, recorder, checkpoint).fit(tiny.Task(), tiny.Loader())
     for epoch, last in enumerate((6, 12)):
-        expected = by_hand({s: w for s, w in recorder.trained.items() if s <= last}, 0.9)
+        expected = by_hand({s: w for s, w in recorder.trained.items() if s <= last}, ema)
         for name, tensor in recorder.validated[epoch].items():
             if tensor.is_floating_point():
                 torch.testing.assert_close(tensor, expected[name].float(), rtol=1e-5, atol=1e-6)
@@ -135,7 +118,7 @@ def test_low_precision_weights_are_averaged_in_float32(tiny: SimpleNamespace, tm
     assert saved["state_dict"]["weight"].dtype == torch.bfloat16
     raw = {s: torch.load(tmp_path / f"step={s}.ckpt", weights_only=True)["ema"]["raw"] for s in range(1, 13)}
     torch.testing.assert_close(
-        saved["ema"]["average"]["weight"].double(), by_hand(raw, 0.999)["weight"], rtol=1e-5, atol=1e-6
+        saved["ema"]["average"]["weight"].double(), by_hand(raw, ema)["weight"], rtol=1e-5, atol=1e-6
     )
     # In bfloat16 an update of a thousandth is rounded away, and the average would remain the first copy.
     assert not torch.equal(saved["ema"]["average"]["weight"], raw[1]["weight"].float())
