@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from support.channel_fit import Data, fit, task
 from support.net_state import assert_same, copy_of
 from support.ranks import on_ranks
@@ -164,30 +165,24 @@ def test_masks_count_what_remains(tmp_path):
 def test_a_step_that_overflows_decides_nothing():
     method = PruneChannels(**SOON, importance="taylor")
 
-    class Overflows(Callback):
-        def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-            if trainer.global_step == 1:
-                pl_module.net.conv.weight.grad.fill_(torch.inf)
+    def overflow(trainer: Any, module: Any, optimizer: Any) -> None:
+        if trainer.global_step == 1:
+            module.net.conv.weight.grad.fill_(torch.inf)
 
-    class Skips(Callback):  # as a gradient scaler does
-        def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-            if trainer.global_step == 1:
-                assert all(bool(change.isfinite().all()) for change in method._sensitivity.values())
-                optimizer.zero_grad()
+    def skip(trainer: Any, module: Any, optimizer: Any) -> None:  # as a gradient scaler does
+        if trainer.global_step == 1:
+            assert all(bool(change.isfinite().all()) for change in method._sensitivity.values())
+            optimizer.zero_grad()
 
-    fit(Overflows(), method, Skips())
+    before, after = (LambdaCallback(on_before_optimizer_step=hook) for hook in (overflow, skip))
+    fit(before, method, after)
     assert method.chosen
 
 
 def test_one_shot_estimates_batchnorm_statistics_again():
     seen = {}
-
-    class Looks(Callback):
-        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-            seen.update(copy_of(pl_module.net))
-
-    module = task()
-    fit(PruneChannels(mode="one_shot", share=0.5), Looks(), module=module)
+    looks = LambdaCallback(on_fit_start=lambda trainer, module: seen.update(copy_of(module.net)))
+    fit(PruneChannels(mode="one_shot", share=0.5), looks)
     inputs = torch.stack([x for x, _ in Data().batches])
     weight = seen["conv.weight"]
     means = torch.stack([nn.functional.conv2d(x, weight, padding=1).mean((0, 2, 3)) for x in inputs]).mean(0)

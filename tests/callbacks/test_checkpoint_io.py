@@ -99,7 +99,7 @@ def test_a_save_does_not_wait_for_the_disk_and_keeps_the_moment(tmp_path: Path, 
     io.save_checkpoint(state, path)
     assert slow.writing.wait(30)
     weight.add_(100)  # the next steps of the training
-    state["loops"]["done"].append(3)  # type: ignore[index]
+    state["loops"]["done"].append(3)
     assert not path.exists()
     slow.go.set()
     loaded = io.load_checkpoint(path, weights_only=True)  # waits

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 
 from lathe.callbacks.nan_guard import NanGuard
@@ -99,16 +99,15 @@ def test_a_bad_gradient_is_named_before_it_is_used(tiny: SimpleNamespace) -> Non
 
 
 def test_a_bad_buffer_is_named_and_a_mask_of_inf_is_not(tiny: SimpleNamespace) -> None:
-    class Spoils(Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-            if trainer.global_step == 9:
-                pl_module.net[1].running_var[0] = torch.nan
+    def spoil(trainer: Any, module: Any, *_: Any) -> None:
+        if trainer.global_step == 9:
+            module.net[1].running_var[0] = torch.nan
 
     task = tiny.Task()
     task.net.register_buffer("mask", torch.tensor([-torch.inf]))
     tiny.trainer(NanGuard(), max_epochs=1).fit(task, tiny.Loader())
     with pytest.raises(UserError, match=r"after optimizer step 12 buffer 1\.running_var is nan"):
-        tiny.trainer(NanGuard(), Spoils()).fit(task, tiny.Loader())
+        tiny.trainer(NanGuard(), LambdaCallback(on_train_batch_end=spoil)).fit(task, tiny.Loader())
 
 
 @pytest.mark.parametrize(("every", "call", "read", "accumulate"), [(5, 7, 10, 2), (4, 8, 8, 1)])

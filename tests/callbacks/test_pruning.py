@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from support.prune_fit import WEIGHTS, Task, Watch, fit
 from torch import Tensor, nn
 
@@ -13,7 +13,6 @@ from lathe.compression.pruning import make_masks
 from lathe.compression.pruning.callback import Prune, PruneStructured
 from lathe.compression.pruning.masks import SparsitySchedule
 from lathe.errors import UserError
-from lathe.trainer import Trainer
 
 
 @pytest.mark.parametrize("kind", ["cubic", "stepped", "one_shot"])
@@ -56,21 +55,20 @@ def test_criteria_choose_differently() -> None:
 def test_taylor_counts_each_step_since_the_last_update(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tensor] = []
 
-    class Sees(Callback):
-        def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
-            weight = pl_module.net[0].weight
-            seen.append((weight * weight.grad).abs().detach().clone())
+    def look(trainer: Any, module: Any, optimizer: Any) -> None:
+        weight = module.net[0].weight
+        seen.append((weight * weight.grad).abs().detach().clone())
 
     prune = Prune(0.5, criterion="taylor", start=0.25, end=0.75, every_n_steps=6, schedule="linear")
     scores: dict[int, dict[str, Tensor]] = {}
-    made = Prune.scores
+    scores_of = prune.scores
 
-    def kept(self: Prune, net: nn.Module, step: int) -> dict[str, Tensor]:
-        scores[step] = {name: score.clone() for name, score in made(self, net, step).items()}
+    def copied(net: nn.Module, step: int) -> dict[str, Tensor]:
+        scores[step] = {name: score.clone() for name, score in scores_of(net, step).items()}
         return scores[step]
 
-    monkeypatch.setattr(Prune, "scores", kept)
-    fit(prune, Sees(), accumulate_grad_batches=1)
+    monkeypatch.setattr(prune, "scores", copied)
+    fit(prune, LambdaCallback(on_before_optimizer_step=look))
     torch.testing.assert_close(scores[12]["0.weight"], torch.stack(seen[6:12]).sum(0))
     torch.testing.assert_close(scores[18]["0.weight"], torch.stack(seen[12:18]).sum(0))
 

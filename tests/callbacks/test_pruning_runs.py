@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from support.net_state import assert_same, copy_of
 from support.prune_fit import WEIGHTS, Loader, Task, Watch, fit
 from support.quiet import quiet_trainer
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from lathe.callbacks.ema import EMA
 from lathe.compression.pruning.callback import Lottery, Prune, RigL
 from lathe.nets import ViT
-from lathe.trainer import Trainer
 
 
 @pytest.mark.filterwarnings("ignore:.*training ended at step.*")  # the stop simulates a kill
@@ -26,12 +25,11 @@ def test_resume_is_bit_for_bit(tmp_path: Path, criterion: str) -> None:
         prune = Prune(0.6, criterion=criterion, start=0.1, end=0.75, every_n_steps=4, batches=3)
         (tmp_path / str(steps)).mkdir(exist_ok=True)
 
-        # The run keeps its intended length: the schedule's steps are shares of it.
-        class Dies(Callback):
-            def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-                trainer.should_stop = trainer.global_step >= steps
+        def stop(trainer: Any, *_: Any) -> None:  # the schedule's steps are shares of the run's intended length
+            trainer.should_stop = trainer.global_step >= steps
 
-        task = fit(prune, EMA(decay=0.5), Watch(prune, tmp_path / str(steps), steps), Dies(), resume=resume)
+        stops = LambdaCallback(on_train_batch_end=stop)
+        task = fit(prune, EMA(decay=0.5), Watch(prune, tmp_path / str(steps), steps), stops, resume=resume)
         return copy_of(task.net), prune
 
     expected, whole = run(None, 24)

@@ -23,7 +23,6 @@ from lathe.strategies import DDP
 from lathe.strategies.fsdp import FSDP
 from lathe.tasks import ClassificationTask
 
-
 FREEZES = ("freeze_observers", "freeze_batchnorm")
 
 

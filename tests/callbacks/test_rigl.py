@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LambdaCallback
 from support.net_state import assert_same
 from support.tiny import save_after
@@ -82,15 +81,15 @@ def test_an_interruption_changes_nothing(tiny: SimpleNamespace, tmp_path: Path) 
 
 
 def test_a_gradient_that_is_not_finite_changes_no_mask(tiny: SimpleNamespace) -> None:
-    class Breaks(Callback):
-        def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-            if trainer.global_step == 3:  # the fourth step
-                for parameter in pl_module.net.parameters():
-                    parameter.grad.fill_(float("inf"))
+    def overflow(trainer: Any, module: Any, optimizer: Any) -> None:
+        if trainer.global_step == 3:  # the fourth step
+            for parameter in module.net.parameters():
+                parameter.grad.fill_(float("inf"))
 
+    breaks = LambdaCallback(on_before_optimizer_step=overflow)
     rigl = RigL(sparsity=0.7, every_n_steps=4, fraction=0.5)
     with pytest.warns(UserWarning, match="no weight was exchanged in 6 steps"):
-        _, record = fit(tiny, rigl, Breaks(), epochs=1)
+        _, record = fit(tiny, rigl, breaks, epochs=1)
     assert_same(record.masks[4], record.masks[0])
 
 
@@ -102,13 +101,12 @@ def test_adam_keeps_second_moments_of_grown_weights(tiny: SimpleNamespace) -> No
     rigl, task = RigL(sparsity=0.7, every_n_steps=5, fraction=0.5), Adam(net())
     masks, states = [], []
 
-    class Notes(Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-            masks.append(rigl.masks["3.weight"])
-            state = trainer.optimizers[0].state[task.net[3].weight]
-            states.append({name: value.clone() for name, value in state.items()})
+    def note(trainer: Any, *_: Any) -> None:
+        masks.append(rigl.masks["3.weight"])
+        state = trainer.optimizers[0].state[task.net[3].weight]
+        states.append({name: value.clone() for name, value in state.items()})
 
-    tiny.trainer(rigl, Notes(), max_epochs=2).fit(task, tiny.Loader())
+    tiny.trainer(rigl, LambdaCallback(on_train_batch_end=note), max_epochs=2).fit(task, tiny.Loader())
     grown = masks[4] & ~masks[3]  # after the fifth step
     assert bool(grown.any())
     assert bool((states[4]["exp_avg"][grown] == 0).all())

@@ -23,13 +23,12 @@ from lathe.compression.channels.removal import (
 from lathe.config.types import ChannelImportance
 from lathe.errors import UserError
 from lathe.measure import count_flops
-from lathe.nets import GPT, CifarResNet, ResNet, ViT
+from lathe.nets import GPT, CifarResNet, ViT
 
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 TOKENS = torch.randint(0, 20, (2, 8), generator=torch.Generator().manual_seed(0))
 NETS = {
     "resnet": lambda: (CifarResNet(depth=8, width=8), IMAGES),
-    "bottleneck": lambda: (ResNet(depth=50, width=4), IMAGES),
     "vit": lambda: (
         ViT(channels=3, image_size=16, num_classes=10, patch_size=4, width=32, depth=2, heads=4, pool="token"),
         IMAGES,

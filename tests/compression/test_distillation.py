@@ -99,7 +99,6 @@ def test_rkd_of_equal_embeddings_has_a_finite_gradient() -> None:
     ours[1:4] = 0
     ours.requires_grad_()
     rkd(ours, torch.randn(6, 4)).backward()
-    assert ours.grad is not None
     assert ours.grad.abs().max() < 1e3
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.quantization import seeded
-from torch import Tensor, nn
+from torch import nn
 
 from lathe.compression.quantization.fake_quant import FakeQuantize, Histogram, calibrate, update_quantizers
 from lathe.compression.quantization.net import (
@@ -41,7 +41,6 @@ def test_activations_are_torchs_own_fake_quantization() -> None:
     expected = torch.fake_quantize_per_tensor_affine(x, q.scale, q.zero_point, 0, 255)
     expected.backward(torch.arange(1001.0))
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
-    assert isinstance(grad, Tensor)
     assert torch.equal(grad, x.grad)
     assert (grad == 0).sum() > 300  # outside the range
     assert q(torch.zeros(3)).tolist() == [0, 0, 0]
@@ -62,7 +61,6 @@ def test_weights_are_torchs_own_fake_quantization_and_zero_stays_zero(bits: int)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
     assert (out[w == 0] == 0).all()
     out.sum().backward()
-    assert w.grad is not None
     assert (w.grad == 1).all()
     integers = q.integers(w)
     assert integers.abs().amax() == high
@@ -79,34 +77,14 @@ def test_lsq_gradients_are_those_of_the_paper() -> None:
     assert q.scale.item() == 0.5
     x = torch.tensor([0.6, -0.2, 5.0, -5.0], requires_grad=True)
     (q(x) * torch.tensor([1.0, 2.0, 3.0, 4.0])).sum().backward()
-    assert x.grad is not None
     assert x.grad.tolist() == [1, 2, 0, 0]
     by_hand = 1 * (1 - 1.2) + 2 * (0 + 0.4) + 3 * 3 + 4 * -3
-    assert q.growth.grad is not None
     assert q.growth.grad.item() == pytest.approx(by_hand * (4 * 3) ** -0.5 / 0.5, abs=1e-5)
     with torch.no_grad():
         q.growth.fill_(-0.1)
     assert q.scale.item() == 0.5
     update_quantizers([q])
     assert q.scale.item() == pytest.approx(0.5 * math.exp(-0.1))
-
-
-def test_lsq_trains_a_scale_per_channel_and_an_offset_range() -> None:
-    w = torch.randn(3, 5)
-    q = weight(3, 4, lsq=True)
-    q.set_first_step(w)
-    expected = 2 * w.abs().mean(1) / 7**0.5
-    assert torch.allclose(q.scale, expected)
-    q(w).square().sum().backward()
-    assert q.growth.grad is not None
-    assert q.growth.grad.shape == (3,)
-
-    a = activation(-1.0, 2.0, lsq=True)
-    x = torch.randn(8, 5)
-    assert torch.allclose(a(x), activation(-1.0, 2.0)(x), atol=1e-6)
-    a(x).square().sum().backward()
-    assert a.growth.grad is not None
-    assert a.growth.grad.item() != 0
 
 
 # -- ranges
@@ -173,17 +151,8 @@ def test_low_precision_is_computed_in_float32() -> None:
     assert out.dtype == torch.bfloat16
     assert torch.equal(out, q(x.detach().float()).bfloat16())
     out.sum().backward()
-    assert x.grad is not None
     assert x.grad.dtype == torch.bfloat16
     assert (x.grad == 1).all()
-
-
-def test_a_dynamic_range_is_that_of_each_tensor() -> None:
-    q = FakeQuantize(8, symmetric=False, follows=True)
-    q.switch(enabled=True)
-    q.eval()
-    assert q(torch.tensor([0.0, 255.0])).tolist() == [0, 255]
-    assert q(torch.tensor([-10.2, 15.3])).tolist() == [pytest.approx(-10.2, abs=1e-5), pytest.approx(15.3, abs=1e-5)]
 
 
 __all__ = ["seeded"]  # a fixture

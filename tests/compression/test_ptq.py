@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lathe.compression.quantization.fake_quant import FakeQuantize
 from lathe.compression.quantization.net import LayerPlan, integer_weight, quantized_layers
 from lathe.compression.quantization.ptq import (
     Pair,
@@ -43,12 +42,6 @@ def error(net: nn.Module, was: nn.Module, batches: list[Tensor]) -> float:
         return float((net(x) - was(x)).square().mean() / was(x).var())
 
 
-def quantizer(net: nn.Module, name: str) -> FakeQuantize:
-    found = net.get_submodule(name)
-    assert isinstance(found, FakeQuantize)
-    return found
-
-
 def test_static_int8_computes_nearly_the_same(case: Case) -> None:
     net, batches = case
     was = copy.deepcopy(net)
@@ -81,7 +74,7 @@ def test_bias_correction_restores_means(case: Case) -> None:
 def test_equalisation_comes_first(case: Case) -> None:
     net, batches = case
     with torch.no_grad():
-        net.blocks[0].bn1.weight[0] = 50  # type: ignore[union-attr,index]  # one channel takes the whole range of the tensor
+        net.blocks[0].bn1.weight[0] = 50  # one channel takes the whole range of the tensor
     plan = LayerPlan(weight_bits=8, activation_bits=4)
     equal, plain = copy.deepcopy(net), copy.deepcopy(net)
     assert quantize_static(plain, batches, plan).pairs == []
@@ -96,7 +89,7 @@ def test_dynamic_quantization_is_of_linear_layers_with_the_range_of_each_batch(c
     was = copy.deepcopy(net)
     done = quantize_dynamic(net, x, LayerPlan(), overrides_of(LayerPlan(activation="dynamic"), {"head": 4}))
     assert done.layers == ["stem.linear", "blocks.0.linear", "head"]
-    assert quantizer(net, "head.weight_quantizer").bits == 4
+    assert net.head.weight_quantizer.bits == 4
     with torch.no_grad():
         for scale in (1, 1000):  # a static range of the first batch would clip the second
             assert (net(scale * x) - was(scale * x)).abs().max() < 0.1 * was(scale * x).abs().max()
@@ -115,10 +108,10 @@ def test_outputs_are_those_of_the_rounded_weights() -> None:
     for name in ("stem.linear", "blocks.0.linear", "head"):
         plain, rounded = was.get_submodule(name), net.get_submodule(name)
         weight, scale = integer_weight(rounded)
-        assert torch.allclose(scale, plain.weight.detach().abs().amax(1) / 127)  # type: ignore[operator,union-attr]
-        assert torch.equal(weight, (plain.weight / scale.view(-1, 1)).round().to(torch.int8))  # type: ignore[operator]
+        assert torch.allclose(scale, plain.weight.detach().abs().amax(1) / 127)
+        assert torch.equal(weight, (plain.weight / scale.view(-1, 1)).round().to(torch.int8))
         with torch.no_grad():
-            plain.weight.copy_(weight * scale.view(-1, 1))  # type: ignore[operator,union-attr]
+            plain.weight.copy_(weight * scale.view(-1, 1))
     with torch.no_grad():
         assert torch.allclose(net(batches[0]), was(batches[0]), atol=1e-6)
 
@@ -127,8 +120,8 @@ def test_groups_along_the_input_share_a_scale() -> None:
     net, batches = small()
     was = copy.deepcopy(net)
     quantize_weights(net, batches, LayerPlan(weight_bits=4, group_size=4))
-    weight, scale = integer_weight(net.head)  # type: ignore[arg-type]
-    groups = was.head.weight.detach().view(3, 2, 4)  # type: ignore[operator,union-attr]
+    weight, scale = integer_weight(net.head)
+    groups = was.head.weight.detach().view(3, 2, 4)
     assert torch.allclose(scale, groups.abs().amax(2) / 7)
     assert torch.equal(weight.view(3, 2, 4), (groups / scale.unsqueeze(-1)).round().to(torch.int8))
     assert int(weight.abs().max()) == 7
@@ -157,8 +150,6 @@ def trained(net: nn.Module) -> nn.Module:
     torch.manual_seed(0)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
-            assert module.running_mean is not None
-            assert module.running_var is not None
             module.running_mean.normal_()
             module.running_var.uniform_(0.1, 3)
             module.weight.data.uniform_(0.01, 3)
@@ -188,8 +179,7 @@ class Groups(nn.Module):
         x = torch.relu(self.a(x))
         x = torch.relu_(self.depthwise(x))
         x = F.max_pool2d(F.leaky_relu(self.grouped(x), 0.1), 2)
-        out: Tensor = self.linear(x.flatten(1))
-        return out
+        return self.linear(x.flatten(1))
 
 
 class Through(nn.Module):
@@ -201,8 +191,7 @@ class Through(nn.Module):
         self.second = second or nn.Conv2d(4, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.second(self.between(self.first(x)))
-        return out
+        return self.second(self.between(self.first(x)))
 
 
 def test_ranges_of_a_channel_are_equal_on_both_sides() -> None:
@@ -252,13 +241,11 @@ def test_an_output_that_is_read_twice_is_no_pair() -> None:
     class Residual(Through):
         def forward(self, x: Tensor) -> Tensor:
             y = self.between(self.first(x))
-            out: Tensor = self.second(y) + y.mean()
-            return out
+            return self.second(y) + y.mean()
 
     class Twice(Through):
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.second(self.first(x)) + self.second(self.first(-x))
-            return out
+            return self.second(self.first(x)) + self.second(self.first(-x))
 
     assert find_pairs(Residual(nn.ReLU()).eval(), torch.randn(2, 3, 8, 8)) == []
     assert find_pairs(Twice(nn.ReLU()).eval(), torch.randn(2, 3, 8, 8)) == []

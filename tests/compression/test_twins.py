@@ -82,7 +82,7 @@ class Fit(LightningModule):
 
 def fit(net: nn.Module, batches: list[Any], callback: Any) -> None:
     trainer = quiet_trainer(callback, max_epochs=1)
-    loader: Any = torch.utils.data.DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+    loader: Any = torch.utils.data.DataLoader(batches, batch_size=None)
     trainer.fit(Fit(net), loader)
 
 

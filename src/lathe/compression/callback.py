@@ -109,12 +109,6 @@ def inputs_of(datamodule: Any, batches: int) -> list[Any]:
     return [call.example for call in record_calls(task, loaded, batches, split="train")]
 
 
-def first_inputs(trainer: Trainer, pl_module: LightningModule, count: int) -> list[Any]:
-    """Return the core's inputs for `first_batches`."""
-    batches = first_batches(trainer, pl_module, count)
-    return [call.example for call in record_calls(pl_module, batches, count, split="train")]
-
-
 def first_batches(
     trainer: Trainer, pl_module: LightningModule, count: int, device: torch.device | None = None
 ) -> list[Any]:

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from lathe.callbacks.module_access import task_of
+from lathe.compression.modes import is_compiled
 from lathe.config.types import NonNegativeInt
 from lathe.config.validation import validated
 
@@ -134,10 +135,9 @@ class WhatIf(Callback):
 def _unrepeatable(trainer: Trainer, task: Any) -> str | None:
     """Return the reason why steps can't run outside the run; None if they can."""
     module = trainer.lightning_module
-    compiled = "whole_step" in vars(module) or any(part._compiled_call_impl is not None for part in module.modules())
     if not isinstance(trainer.strategy, SingleDeviceStrategy):
         return f"{type(trainer.strategy).__name__} shares a step out among processes"
-    if compiled:
+    if "whole_step" in vars(module) or is_compiled(module):
         return "a copy of a compiled net is not compiled"
     if trainer.accumulate_grad_batches != 1:
         return f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} makes a step of several batches"

@@ -296,7 +296,7 @@ def correct_bias(
     return done
 
 
-def first_inputs(batches: Sequence[Tensor | Call]) -> Tensor | Call:
+def bias_inputs(batches: Sequence[Tensor | Call]) -> Tensor | Call:
     """Return the first inputs as a batch, the first batch of Calls.
 
     At most 1024, or as many as have 8 million pixels or 4096 tokens in total.
@@ -455,7 +455,7 @@ def _quantize(
     example = batches[0][:2]
     pairs = equalize(net, example) if equalization else []
     if bias_correction:
-        inputs, norms = first_inputs(batches), followers(net, example)
+        inputs, norms = bias_inputs(batches), followers(net, example)
         expected = expected_outputs(net, inputs)
     done = Quantized(quantize(net, example, plan, overrides, key=key), pairs)
     if calibration is not None:
