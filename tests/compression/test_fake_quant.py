@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.quantization import seeded
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from lathe.compression.quantization.fake_quant import FakeQuantize, Histogram, calibrate, update_quantizers
 from lathe.compression.quantization.net import (
@@ -141,6 +142,26 @@ def test_a_shared_input_is_rounded_once() -> None:
         assert q(x) is not first
         x.mul_(0.5)
     assert torch.equal(q(x), activation(-1.0, 1.0)(x))  # changed in place
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's compiler does so
+def test_compiled_layers_have_one_graph_and_the_same_values() -> None:
+    q = FakeQuantize(8, symmetric=False)
+    q.shared = True
+    compiled = copy.deepcopy(q)
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    graph = torch.compile(compiled, backend=counter, fullgraph=True)
+    for step in range(6):
+        x = (torch.randn(6, 3) * (step + 1)).requires_grad_()
+        for each, call in ((q, q), (compiled, graph)):
+            call(x).square().sum().backward()
+            update_quantizers([each])
+            if step == 2:
+                each.switch(enabled=True)
+    assert counter.frame_count == 2  # before and after rounding began
+    assert all(torch.equal(value, compiled.state_dict()[name]) for name, value in q.state_dict().items())
 
 
 def test_low_precision_is_computed_in_float32() -> None:
