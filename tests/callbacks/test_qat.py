@@ -23,8 +23,6 @@ from lathe.strategies import DDP
 from lathe.strategies.fsdp import FSDP
 from lathe.tasks import ClassificationTask
 
-FREEZES = ("freeze_observers", "freeze_batchnorm")
-
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
@@ -95,9 +93,9 @@ def test_mixed_precision(precision: Any, plain: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_compiled() -> None:
-    """Rounding that begins recompiles; so would each freeze, at seconds of compilation."""
+    """One layer, since each change of rounding, observing and validation compiles the net again."""
     torch._dynamo.reset()
-    eager, compiled = (fit("resnet", compiled=c, options=dict.fromkeys(FREEZES)) for c in (False, True))
+    eager, compiled = fit("linear"), fit("linear", compiled=True)
     assert compiled["losses"] == pytest.approx(eager["losses"], rel=1e-3)
     assert compiled["seen"] == eager["seen"]
 
