@@ -1,91 +1,11 @@
-"""A small net and task, and a runner of scripts in two processes."""
+"""A small net and task for the tests of callbacks."""
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
-from lightning.pytorch.loggers import Logger
-from support.quiet import Batches, quiet_trainer
-from torch import Tensor, nn
-
-from lathe.trainer import Trainer
-
-
-class TinyTask(LightningModule):
-    """Like lathe's tasks: parameters in `net` only, and checkpoints under the net's own names."""
-
-    def __init__(self, net: nn.Module | None = None, strips: bool = True) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = net or nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-        self.strips = strips
-
-    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        x, y = batch
-        return {"loss": nn.functional.cross_entropy(self.net(x).float(), y)}
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
-        self.log("val/accuracy", (self.net(x).argmax(1) == y).float().mean(), batch_size=len(y))
-
-    test_step = validation_step
-
-    def val_dataloader(self) -> Any:
-        return TinyLoader(1)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self.strips:
-            checkpoint["state_dict"] = {k.removeprefix("net."): v for k, v in checkpoint["state_dict"].items()}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self.strips:
-            checkpoint["state_dict"] = {f"net.{k}": v for k, v in checkpoint["state_dict"].items()}
-
-
-class TinyLoader(Batches):
-    """Batches `(x [8, 3], y [8])`, the same in every epoch."""
-
-    def __init__(self, batches: int = 6, dtype: torch.dtype = torch.float32) -> None:
-        generator = torch.Generator().manual_seed(1)
-        pairs = [
-            (torch.randn(8, 3, generator=generator).to(dtype), torch.randint(0, 2, (8,), generator=generator))
-            for _ in range(batches)
-        ]
-        super().__init__(pairs)
-
-
-class MemoryLogger(Logger):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: list[tuple[int | None, dict[str, float]]] = []
-
-    name = "memory"
-    version = "0"
-
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.rows.append((step, dict(metrics)))
-
-
-def make_trainer(*callbacks: Any, **options: Any) -> Trainer:
-    defaults: dict[str, Any] = {
-        "max_epochs": 2,
-        "enable_checkpointing": any("Checkpoint" in type(c).__name__ for c in callbacks),
-        "num_sanity_val_steps": 0,
-        "log_every_n_steps": 2,
-        "use_distributed_sampler": True,
-    }
-    return quiet_trainer(*callbacks, **{**defaults, **options})
+from support.tiny import MemoryLogger, TinyLoader, TinyTask, make_trainer
 
 
 @pytest.fixture(autouse=True)
@@ -100,19 +20,3 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def tiny() -> SimpleNamespace:
     return SimpleNamespace(Task=TinyTask, Loader=TinyLoader, Logger=MemoryLogger, trainer=make_trainer)
-
-
-@pytest.fixture
-def two_processes(tmp_path: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
-    """Run a script under torchrun over gloo; `conftest` is importable in it."""
-
-    def run(script: str) -> subprocess.CompletedProcess[str]:
-        path = tmp_path / "script.py"
-        # gloo's threads abort a process that exits with an open group.
-        leave = "torch.distributed.destroy_process_group()"
-        folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-        path.write_text(f"import sys\nsys.path[:0] = {folders!r}\n{script}\n{leave}")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(path)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
-
-    return run

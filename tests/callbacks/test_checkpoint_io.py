@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,16 +39,6 @@ def old(tmp_path: Path) -> Path:
     return path
 
 
-def untouched(path: Path) -> bool:
-    return step_of(path) == 1 and [file.name for file in path.parent.iterdir()] == ["last.ckpt"]
-
-
-def test_a_new_file_takes_the_old_ones_place(old: Path) -> None:
-    AtomicCheckpointIO().save_checkpoint(BIG, old)
-    assert step_of(old) == 2
-    assert [file.name for file in old.parent.iterdir()] == ["last.ckpt"]
-
-
 @pytest.mark.parametrize("linked", [True, False])
 def test_a_file_takes_the_place_of_a_folder(tmp_path: Path, linked: bool) -> None:
     """Of a sharded strategy, written as a link to a hidden folder; a copy may have followed the link."""
@@ -65,35 +54,16 @@ def test_a_file_takes_the_place_of_a_folder(tmp_path: Path, linked: bool) -> Non
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
 
 
-class Full:
-    """A file on a disk with little room left."""
-
-    def __init__(self, file: Any, room: int) -> None:
-        self.file, self.room = file, room
-
-    def write(self, data: Any) -> int:
-        self.room -= len(data)
-        if self.room < 0:
-            raise OSError(errno.ENOSPC, "No space left on device", "last.ckpt")
-        return int(self.file.write(data))
-
-    def __enter__(self) -> "Full":
-        return self
-
-    def __exit__(self, *args: Any) -> None:
-        self.file.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)
-
-
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = lambda path, mode: Full(open(path, mode), 100_000)  # noqa: E731, SIM115
-    monkeypatch.setattr("lathe.callbacks.checkpoint_io.open", full, raising=False)
-    with pytest.raises(OSError, match="No space left on device") as caught:
+    class Full(io.FileIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device", "last.ckpt")
+
+    monkeypatch.setattr(checkpoint_io, "open", lambda path, mode: Full(path, "wb"), raising=False)
+    with pytest.raises(OSError, match="No space left on device"):
         AtomicCheckpointIO().save_checkpoint(BIG, old)
-    assert caught.value.errno == errno.ENOSPC
-    assert untouched(old)
+    assert step_of(old) == 1
+    assert [file.name for file in old.parent.iterdir()] == ["last.ckpt"]
 
 
 # writing in a thread
@@ -129,7 +99,7 @@ def test_a_save_does_not_wait_for_the_disk_and_keeps_the_moment(tmp_path: Path, 
     io.save_checkpoint(state, path)
     assert slow.writing.wait(30)
     weight.add_(100)  # the next steps of the training
-    state["loops"]["done"].append(3)  # type: ignore[index]
+    state["loops"]["done"].append(3)
     assert not path.exists()
     slow.go.set()
     loaded = io.load_checkpoint(path, weights_only=True)  # waits
@@ -180,7 +150,7 @@ def test_an_exception_leaves_whole_files_behind(tiny: SimpleNamespace, tmp_path:
     class Dies(Callback):
         def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
             if trainer.global_step == 5:
-                raise KeyError("a bug")
+                raise KeyError
 
     trainer = tiny.trainer(Checkpoint(every_n_train_steps=4, **{"async": True}), Dies(), default_root_dir=tmp_path)
     with pytest.raises(KeyError):
@@ -221,97 +191,67 @@ def test_kill_9_while_writing_leaves_a_whole_file(tmp_path: Path) -> None:
     whole()
 
 
-@pytest.fixture
-def pythons_own_ctrl_c() -> Iterator[None]:
-    """Restore Python's handler: torch's elastic agent leaves its own in this process."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("pythons_own_ctrl_c")
 def test_a_ctrl_c_while_writing_waits_for_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's writer calls Python for each piece, where the signal would arrive."""
     path, pieces = tmp_path / "last.ckpt", []
-    opened = open
 
-    class Heard(io.FileIO):
+    class Interrupted(io.FileIO):
         def write(self, data: Any) -> int:
             pieces.append(len(data))
             if len(pieces) == 9:
                 signal.raise_signal(signal.SIGINT)
             return super().write(data)
 
-    monkeypatch.setattr(
-        checkpoint_io,
-        "open",
-        lambda name, mode: Heard(name, "wb") if mode == "wb" else opened(name, mode),
-        raising=False,
-    )
-    with pytest.raises(KeyboardInterrupt):
-        AtomicCheckpointIO().save_checkpoint({"weights": torch.ones(1000)}, path)
+    def open_(name: Path, mode: str) -> Any:
+        return Interrupted(name, "wb") if mode == "wb" else open(name, mode)
+
+    monkeypatch.setattr(checkpoint_io, "open", open_, raising=False)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # torch's elastic agent leaves its own
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            AtomicCheckpointIO().save_checkpoint({"weights": torch.ones(1000)}, path)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert len(pieces) > 9
     assert torch.load(path, weights_only=True)["weights"].equal(torch.ones(1000))
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
 
 
-def checkpoint() -> dict[Any, Any]:
-    return {
-        "state_dict": OrderedDict(weight=torch.ones(2, 3), bias=torch.zeros(2)),
-        "global_step": 7,
-        "structure": {"quantization": {"head": {"bits": 8}}},
-        "callbacks": {"support.own.Own": {"seen": [1, 2], "rate": 0.5, "name": "a\nb"}, "Empty": {}},
-        7: [torch.Size([1, 2])],
-    }
-
-
-def written(folder: Path) -> Path:
-    path = folder / "last.ckpt"
-    AtomicCheckpointIO().save_checkpoint(checkpoint(), path)
-    return path
-
-
-def edited(path: Path, place: str) -> Path:
-    state = torch.load(path, weights_only=True)
-    exec(place, {"state": state, "torch": torch})
-    torch.save(state, path)
-    return path
-
-
-TAKEN = {
+CHECKPOINT: dict[Any, Any] = {
+    "state_dict": OrderedDict(weight=torch.ones(2, 3), bias=torch.zeros(2)),
+    "global_step": 7,
+    "structure": {"quantization": {"head": {"bits": 8}}},
+    "callbacks": {"support.own.Own": {"seen": [1, 2], "rate": 0.5, "name": "a\nb"}, "Empty": {}},
+    7: [torch.Size([1, 2])],
+}
+DAMAGE = {
     "del state['global_step']": "something in `global_step` is not there",
-    "del state['callbacks']['support.own.Own']": "something in `callbacks` is not there",
     "del state['callbacks']['support.own.Own']['seen'][1]": "something in `callbacks`",
     "state['callbacks']['support.own.Own']['seen'] = (1, 2)": "or is of another type or shape",
     "state['state_dict']['bias'] = torch.zeros(3)": "something in `state_dict`",
-    "state['structure']['quantization'] = {}": "something in `structure`",
     "state['outline'] = 5": "something in `outline`",
+    # values may be changed and parts reordered
+    "state['callbacks']['support.own.Own'].update(rate=0.25, name='c')": None,
+    "state['callbacks'] = dict(reversed(state['callbacks'].items()))": None,
+    "del state['outline']": None,  # as in a checkpoint of Lightning's
 }
 
 
-@pytest.mark.parametrize("place", TAKEN)
-def test_what_was_taken_out_is_noticed(place: str, tmp_path: Path) -> None:
-    strategy = FSDP()
+@pytest.mark.parametrize("edit", DAMAGE)
+def test_what_was_taken_out_is_noticed(edit: str, tmp_path: Path) -> None:
+    strategy, path = FSDP(), tmp_path / "last.ckpt"
     strategy.checkpoint_io = AtomicCheckpointIO()
-    path = written(tmp_path)
-    assert strategy.load_checkpoint(path)["global_step"] == 7
+    strategy.checkpoint_io.save_checkpoint(CHECKPOINT, path)
+    state = torch.load(path, weights_only=True)
+    exec(edit, {"state": state, "torch": torch})
+    torch.save(state, path)
+    if DAMAGE[edit] is None:
+        assert strategy.load_checkpoint(path)
+        return
     with pytest.raises(UserError) as caught:
-        strategy.load_checkpoint(edited(path, place))
-    assert f"checkpoint={path} is not as it was written: " in str(caught.value)
-    assert TAKEN[place] in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-ALLOWED = (
-    "state['global_step'] = 8",
-    "state['callbacks']['support.own.Own'].update(rate=0.25, name='c')",
-    "state['callbacks'] = dict(reversed(state['callbacks'].items()))",
-    "del state['outline']",  # as in a checkpoint of Lightning's
-)
-
-
-@pytest.mark.parametrize("place", ALLOWED)
-def test_values_may_be_changed_and_names_added(place: str, tmp_path: Path) -> None:
-    path = edited(written(tmp_path), place)
-    assert AtomicCheckpointIO().load_checkpoint(path)
+        strategy.load_checkpoint(path)
+    message = str(caught.value)
+    assert f"checkpoint={path} is not as it was written: " in message
+    assert str(DAMAGE[edit]) in message
+    assert "\n" not in message

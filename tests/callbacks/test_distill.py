@@ -8,7 +8,7 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from lightning.pytorch import seed_everything
 from support.distillation import MLP, QUIET, RESNET, TEACHER, distilled, result, run_of, slow
-from support.interruptions import NEVER, Interrupted, Interruption, interruption, same
+from support.interruptions import Interruption, interruption, same, train_through
 from support.ranks import on_ranks
 from support.runs import column, new_run, weights
 
@@ -32,14 +32,8 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def resnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     GlobalHydra.instance().clear()
-    better = (
-        "model.net.width=8",
-        "model.net.depth=14",
-        "trainer.max_epochs=4",
-        "trainer.limit_train_batches=16",
-        "optimizer.lr=0.05",
-    )
-    return run_of(tmp_path_factory.mktemp("resnet"), *RESNET, *better)
+    better = ("model.net.width=8", "model.net.depth=14", "trainer.max_epochs=4", "trainer.limit_train_batches=16")
+    return run_of(tmp_path_factory.mktemp("resnet"), *RESNET, *better, "optimizer.lr=0.05")
 
 
 def test_the_loss_is_the_share_of_the_labels_and_of_the_teacher(tmp_path: Path, teacher: Path) -> None:
@@ -71,32 +65,18 @@ def test_a_teacher_of_other_classes_is_refused(tmp_path: Path, teacher: Path) ->
         run_of(tmp_path, *MLP, *distilled(other))
 
 
-METHODS = ["fitnets", *map(slow, ("dkd", "crd", "dist", "rkd", "kd+attention"))]
-
-
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["fitnets", slow("dkd+dist"), slow("crd"), slow("kd+attention+rkd")])
 def test_every_method_pulls_the_student_to_its_teacher(tmp_path: Path, resnet: Path, method: str) -> None:
-    run = run_of(
-        tmp_path,
-        *RESNET,
-        "trainer.max_epochs=3",
-        "optimizer.lr=0.02",
-        *distilled(resnet, f"method={method}", "crd_queue=0"),
-    )
+    method_options = distilled(resnet, f"method={method}", "crd_queue=0")
+    run = run_of(tmp_path, *RESNET, "trainer.max_epochs=3", "optimizer.lr=0.02", *method_options)
     soft = column(run, "train/soft_loss")
     assert len(soft) == 24
     assert sum(soft[-3:]) < 0.9 * sum(soft[:3])
 
 
 def test_several_teachers_share_the_term(tmp_path: Path, teacher: Path, resnet: Path) -> None:
-    cfg = new_run(
-        tmp_path,
-        *QUIET,
-        *MLP,
-        "trainer.max_epochs=1",
-        "trainer.limit_train_batches=3",
-        *distilled(f"[{teacher},{resnet}]", "teacher_weights=[3,1]", "alpha=0.5"),
-    )
+    teachers = distilled(f"[{teacher},{resnet}]", "teacher_weights=[3,1]", "alpha=0.5")
+    cfg = new_run(tmp_path, *QUIET, *MLP, "trainer.max_epochs=1", "trainer.limit_train_batches=3", *teachers)
     lathe.training.train.train(cfg)
     run = Path(cfg["paths"]["run_dir"])
     seed_everything(cfg["seed"], verbose=False)
@@ -112,37 +92,20 @@ def test_a_cache_answers_what_came_before(tmp_path: Path, teacher: Path) -> None
     plain = run_of(tmp_path / "plain", *MLP, *distilled(teacher))
     cached = run_of(tmp_path / "cached", *MLP, *distilled(teacher, "cache=4"))
     assert column(cached, "train/loss") == pytest.approx(column(plain, "train/loss"), rel=1e-5)
+    augmented = (*MLP, "trainer.max_epochs=3", "data.augment.mixup=0.5")
     with pytest.warns(UserWarning, match=r"cache answered no batch: none of 2600 inputs came twice"):
-        run_of(
-            tmp_path / "augmented",
-            *MLP,
-            "trainer.max_epochs=3",
-            "data.augment.mixup=0.5",
-            *distilled(teacher, "cache=4"),
-        )
-
-
-def test_mixed_images_are_shown_to_the_teacher_as_they_are(tmp_path: Path, teacher: Path) -> None:
-    run = run_of(tmp_path, *MLP, "data.augment.mixup=0.5", *distilled(teacher, "method=dkd"))
-    assert all(0 < value < 100 for value in column(run, "train/soft_loss"))
+        mixed = run_of(tmp_path / "augmented", *augmented, *distilled(teacher, "method=dkd", "cache=4"))
+    assert all(0 < value < 100 for value in column(mixed, "train/soft_loss"))
 
 
 def test_language_models_are_taught_token_by_token(tmp_path: Path) -> None:
-    words = (
-        "data=synthetic_tokens",
-        "model=gpt_nano",
-        "model.net.width=16",
-        "model.net.depth=1",
-        "data.length=16",
-        "optimizer=adamw",
-        "optimizer.lr=0.01",
-        "data.source.train_size=256",
-        "data.source.val_size=64",
-        "data.source.test_size=64",
-        "data.batch_size=32",
+    options = (
+        *("data=synthetic_tokens", "data.length=16", "data.batch_size=32", "data.source.train_size=256"),
+        *("data.source.val_size=64", "data.source.test_size=64"),
+        *("model=gpt_nano", "model.net.width=16", "model.net.depth=1", "optimizer=adamw", "optimizer.lr=0.01"),
     )
-    big = run_of(tmp_path / "big", *words, "model.net.width=32", "trainer.max_epochs=3")
-    run = run_of(tmp_path, *words, "trainer.max_epochs=3", *distilled(big))
+    big = run_of(tmp_path / "big", *options, "model.net.width=32", "trainer.max_epochs=3")
+    run = run_of(tmp_path, *options, "trainer.max_epochs=3", *distilled(big))
     soft = column(run, "train/soft_loss")
     assert soft[-1] < 0.7 * soft[0]
     assert result(run)["distill/teacher_loss"] == pytest.approx(result(big)["val/loss"], rel=1e-5)
@@ -155,10 +118,10 @@ def test_outside_its_window_the_task_is_left_alone(
     make_methods = trainer_setup.make_methods
 
     def second_half(cfg: dict[str, Any]) -> Any:
-        made = make_methods(cfg)
-        for method in made:
+        methods = make_methods(cfg)
+        for method in methods:
             method.window = (0.5, 0.75)
-        return made
+        return methods
 
     monkeypatch.setattr(trainer_setup, "make_methods", second_half)
     lathe.training.train.train(cfg)
@@ -171,54 +134,30 @@ def test_outside_its_window_the_task_is_left_alone(
 
 @pytest.mark.slow
 def test_features_come_out_of_a_compiled_net(tmp_path: Path, resnet: Path) -> None:
-    settings = (
-        *RESNET,
-        "trainer.max_epochs=1",
-        "trainer.limit_train_batches=3",
-        *distilled(resnet, "method=attention+fitnets+rkd", "weight=1"),
-    )
+    features = distilled(resnet, "method=attention+fitnets+rkd", "weight=1")
+    settings = (*RESNET, "trainer.limit_train_batches=3", *features)
     eager = run_of(tmp_path / "eager", *settings)
     compiled = run_of(tmp_path / "compiled", *settings, "compile=default", "compile.backend=aot_eager")
     assert column(compiled, "train/soft_loss") == pytest.approx(column(eager, "train/soft_loss"), rel=1e-4)
 
 
-@pytest.mark.law3
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ("compression.distill.method=kd+crd", "compression.distill.crd_queue=150"),
-        slow(("compression.distill.method=fitnets+dist", "precision=bf16-mixed", "optimizer=adamw")),
-    ],
-    ids=["crd", "fitnets"],
-)
-def test_a_death_changes_nothing(
-    tmp_path: Path, teacher: Path, interruption: Interruption, overrides: tuple[str, ...]
-) -> None:
-    def train(step: int) -> Path:
-        cfg = new_run(
-            tmp_path / str(step),
-            *QUIET,
-            *MLP,
-            "callbacks.checkpoint.every_n_train_steps=3",
-            "model.net.dropout=0.1",
-            *distilled(teacher, "weight=0.1"),
-            *overrides,
-        )
-        interruption.hook, interruption.step = "on_train_batch_start", step
-        if step < NEVER:
-            with pytest.raises(Interrupted):
-                lathe.training.train.train(cfg)
-            interruption.step = NEVER
-        lathe.training.train.train(cfg)
-        return Path(cfg["paths"]["run_dir"])
+def state_of(run: Path) -> Any:
+    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]["Distill"]
 
-    alone, again = train(NEVER), train(8)
+
+@pytest.mark.law3
+def test_a_death_changes_nothing(tmp_path: Path, teacher: Path, interruption: Interruption) -> None:
+    """The connectors and the queue of crd are restored too."""
+    options = (*MLP, "callbacks.checkpoint.every_n_train_steps=3", "model.net.dropout=0.1", "trainer.max_epochs=1")
+    method = distilled(teacher, "weight=0.1", "method=kd+crd", "crd_queue=150")
+
+    def trained(name: str, deaths: list[tuple[str, int]]) -> Path:
+        return train_through(new_run(tmp_path / name, *QUIET, *options, *method), deaths, interruption)
+
+    alone, again = trained("alone", []), trained("dies", [("on_train_batch_start", 8)])
+    assert interruption.hook == "", "the death has to happen, or the test shows nothing"
     same(alone, again)
-    states = [
-        torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]["Distill"]
-        for run in (alone, again)
-    ]
-    torch.testing.assert_close(*states, rtol=0, atol=0)
+    torch.testing.assert_close(state_of(again), state_of(alone), rtol=0, atol=0)
 
 
 @pytest.mark.law3
@@ -226,10 +165,9 @@ def test_the_ema_teacher_is_the_average_of_the_student(tmp_path: Path) -> None:
     """A decay of 0 copies the weights after each step."""
     settings = ("trainer.max_epochs=1", "trainer.limit_train_batches=2", *distilled("ema", "ema_decay=0.0"))
     run = run_of(tmp_path, *MLP, *settings)
-    state = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
-    average = state["callbacks"]["Distill"]["average"]
+    average = state_of(run)["average"]
     assert average["updates"] == 2
-    assert all(torch.equal(value, state["state_dict"][name]) for name, value in average["average"].items())
+    assert all(torch.equal(value, weights(run)[name]) for name, value in average["average"].items())
 
 
 def _train(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
@@ -238,33 +176,18 @@ def _train(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.law3
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ("method=kd+fitnets", "weight=0.5"),
-        slow(("method=crd",)),
-    ],
-    ids=["fitnets", "crd"],
-)
-def test_two_processes_have_the_losses_of_one(tmp_path: Path, teacher: Path, settings: tuple[str, ...]) -> None:
-    short = (
-        *MLP,
-        "trainer.max_epochs=1",
-        "trainer.limit_train_batches=8",
-        "optimizer.lr=0.02",
+def test_two_processes_have_the_losses_of_one(tmp_path: Path, teacher: Path) -> None:
+    options = (
+        *(*MLP, "trainer.max_epochs=1", "trainer.limit_train_batches=8", "optimizer.lr=0.02"),
         "trainer.accumulate_grad_batches=2",
+        *distilled(teacher, "method=kd+fitnets", "weight=0.5"),
     )
-    cfg = new_run(tmp_path / "two", *QUIET, *short, "strategy=ddp", "trainer.devices=2", *distilled(teacher, *settings))
+    cfg = new_run(tmp_path / "two", *QUIET, *options, "strategy=ddp", "trainer.devices=2")
     on_ranks(_train, cfg)
     two = Path(cfg["paths"]["run_dir"])
-    one = run_of(tmp_path / "one", *short, *distilled(teacher, *settings))
-    if settings != ("method=crd",):  # compares samples within one process's batch
-        for name in ("train/loss", "train/hard_loss", "train/soft_loss"):
-            assert column(two, name) == pytest.approx(column(one, name), rel=1e-4), name
-    states = [
-        torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]["Distill"] for run in (one, two)
-    ]
-    assert len(states[1]["sums"]) == 2
-    if settings[0] == "method=kd+fitnets":
-        for name, value in states[0]["comparisons"][0]["connectors"].items():
-            torch.testing.assert_close(states[1]["comparisons"][0]["connectors"][name], value)
+    one = run_of(tmp_path / "one", *options)
+    for name in ("train/loss", "train/hard_loss", "train/soft_loss"):
+        assert column(two, name) == pytest.approx(column(one, name), rel=1e-4), name
+    assert len(state_of(two)["sums"]) == 2
+    expected, connectors = (state_of(run)["comparisons"][0]["connectors"] for run in (one, two))
+    torch.testing.assert_close(connectors, expected)

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from support import prune_fit
 from support.quiet import quiet_trainer
 from support.ranks import on_ranks
+from support.tiny import save_after
 from torch import Tensor, nn
 
 from lathe.callbacks import EMA
@@ -28,14 +30,10 @@ class Task(prune_fit.Task):
 
 
 class Saves(Callback):
-    """Saves checkpoints mid-epoch, and inside validation, when the net holds the average."""
+    """Saves a checkpoint inside validation, when the net holds the average."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-
-    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        if trainer.global_step == 4:
-            trainer.save_checkpoint(f"{self.folder}/middle.ckpt")
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *a: Any
@@ -47,27 +45,18 @@ class Saves(Callback):
 def fit(folder: str, strategy: Any = "auto", resume: str | None = None) -> tuple[dict[str, Tensor], list[Tensor]]:
     """Return the net's weights after fit, and the shapes of this rank's shards of the average."""
     Path(folder).mkdir(exist_ok=True)
-    held: list[Tensor] = []
+    ema, task, shards = EMA(decay=0.5, warmup=False), Task(), list[Tensor]()
 
-    class Looks(Callback):
-        def on_train_epoch_end(self, *args: Any) -> None:
-            held[:] = [average.clone() for average in ema._average.tensors]
+    def copy_shards(*_: Any) -> None:
+        shards[:] = [average.clone() for average in ema._average.tensors]
 
-    ema, task = EMA(decay=0.5, warmup=False), Task()
-    trainer = quiet_trainer(
-        Looks(),
-        ema,
-        Saves(folder),
-        devices=1 if strategy == "auto" else 2,
-        strategy=strategy,
-        max_epochs=2,
-        num_sanity_val_steps=0,
-    )
+    devices = 1 if strategy == "auto" else 2
+    looks = LambdaCallback(on_train_epoch_end=copy_shards)
+    options: dict[str, Any] = {"devices": devices, "strategy": strategy, "max_epochs": 2, "num_sanity_val_steps": 0}
+    trainer = quiet_trainer(looks, ema, save_after(4, Path(folder) / "middle.ckpt"), Saves(folder), **options)
     trainer.fit(task, prune_fit.Loader(), prune_fit.Loader(), ckpt_path=resume, weights_only=True)
     state = task.net.state_dict()
-    return {
-        name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in state.items()
-    }, held
+    return {n: value.full_tensor() if hasattr(value, "full_tensor") else value for n, value in state.items()}, shards
 
 
 def fit_sharded(rank: int, folder: str, checkpoint: str, resume: str | None) -> Any:

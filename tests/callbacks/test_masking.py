@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
+from support.net_state import Saves
+from support.tiny import save_after
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -36,16 +38,13 @@ class At(Masking):
 
 
 class Watch(Callback):
-    """Records the weight of the first layer after each step, and saves checkpoints after some."""
+    """Records the weight of the first layer after each step."""
 
-    def __init__(self, folder: Path | None = None, *steps: int) -> None:
+    def __init__(self) -> None:
         self.weights: dict[int, Tensor] = {}
-        self.folder, self.steps = folder, steps
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
         self.weights[trainer.global_step] = pl_module.net[0].weight.detach().clone()
-        if trainer.global_step in self.steps:
-            trainer.save_checkpoint(self.folder / f"step={trainer.global_step}.ckpt")
 
 
 EVEN = torch.arange(12).reshape(4, 3) % 2 == 0
@@ -80,7 +79,7 @@ def test_steps_that_a_scaler_skips_leave_masks_and_schedule_alone(tiny: SimpleNa
 
 def test_the_average_is_zero_where_the_weights_are(tiny: SimpleNamespace, tmp_path: Path) -> None:
     ema, task = EMA(decay=0.9, warmup=False), tiny.Task()
-    tiny.trainer(At(5), ema, Watch(tmp_path, 4, 5, 12)).fit(task, tiny.Loader())
+    tiny.trainer(At(5), ema, Saves(tmp_path)).fit(task, tiny.Loader())
     for step in (4, 5, 12):
         saved = torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)
         shown, raw = saved["state_dict"]["0.weight"], saved["ema"]["raw"]["0.weight"]
@@ -93,8 +92,8 @@ def test_the_average_is_zero_where_the_weights_are(tiny: SimpleNamespace, tmp_pa
 # The saving callback precedes the deciding one, as a user's checkpoint callback might.
 def test_a_checkpoint_between_a_step_and_its_decision_loses_nothing(tiny: SimpleNamespace, tmp_path: Path) -> None:
     whole, parts = tiny.Task(), tiny.Task()
-    tiny.trainer(Watch(tmp_path, 5), At(5)).fit(whole, tiny.Loader())
-    tiny.trainer(Watch(), At(5)).fit(parts, tiny.Loader(), ckpt_path=str(tmp_path / "step=5.ckpt"))
+    tiny.trainer(save_after(5, tmp_path / "step=5.ckpt"), At(5)).fit(whole, tiny.Loader())
+    tiny.trainer(At(5)).fit(parts, tiny.Loader(), ckpt_path=str(tmp_path / "step=5.ckpt"))
     assert torch.equal(parts.net[0].weight, whole.net[0].weight)
     assert (parts.net[0].weight[~EVEN] == 0).all()
 
@@ -120,7 +119,7 @@ def test_a_method_that_masks_less_than_half_of_the_weights_warns(tiny: SimpleNam
 
 
 def test_a_checkpoint_of_other_layers_is_refused(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    tiny.trainer(At(2), Watch(tmp_path, 3)).fit(tiny.Task(), tiny.Loader())
-    trainer = tiny.trainer(At(2, exclude=["0"], head=True), Watch())
+    tiny.trainer(At(2), save_after(3, tmp_path / "step=3.ckpt")).fit(tiny.Task(), tiny.Loader())
+    trainer = tiny.trainer(At(2, exclude=["0"], head=True))
     with pytest.raises(UserError, match=r"compression\.at: the checkpoint masks 0\.weight"):
         trainer.fit(tiny.Task(), tiny.Loader(), ckpt_path=str(tmp_path / "step=3.ckpt"))

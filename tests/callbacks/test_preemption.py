@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,19 +11,15 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from support.commands import command, start
 from support.quiet import quiet_trainer
 from support.ranks import on_ranks
-from support.runs import ROOT, SMALL, column, new_run, runs, weights
-from torch.utils.data import DataLoader
+from support.tiny import TinyLoader, TinyTask
+from torch import nn
 
 from lathe.callbacks import Checkpoint, Preemption
 from lathe.callbacks.checkpoint import SIGNALS
-from lathe.errors import Stopped
-from lathe.runs.rundir import RunDir
 from lathe.strategies import DDP
 from lathe.trainer import Trainer
-from lathe.training.train import train
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +48,7 @@ def saved_step(folder: Path) -> int:
     return int(torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"])
 
 
-@pytest.mark.parametrize(("number", "batch"), [(SIGNALS[0], 0), *((number, 3) for number in SIGNALS), (SIGNALS[0], 5)])
+@pytest.mark.parametrize(("number", "batch"), [(SIGNALS[0], 0), (SIGNALS[1], 3), (SIGNALS[2], 3), (SIGNALS[0], 5)])
 def test_the_step_is_finished_and_saved(tiny: SimpleNamespace, tmp_path: Path, number: int, batch: int) -> None:
     preemption = Preemption()
     before = signal.getsignal(number)
@@ -90,76 +85,24 @@ def test_a_step_of_accumulated_batches_is_not_cut(tiny: SimpleNamespace, tmp_pat
     assert batches == 2 * state["global_step"]  # no checkpoint holds gradients of half a step
 
 
-def one_rank_is_told(rank: int, folder: str, batches: int, every: int) -> tuple[int, int, bool]:
-    from lightning.pytorch import LightningModule
-
-    class Linear(LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = torch.nn.Linear(2, 1)
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return self.net(batch).sum()
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    told = [Signals(1)] if rank == 1 else []
+def one_rank_gets_a_signal(rank: int, folder: str, batches: int, every: int) -> tuple[int, int, bool]:
+    signals = [Signals(1)] if rank == 1 else []
     preemption = Preemption(every_n_steps=every)
     options: dict[str, Any] = {"devices": 2, "strategy": DDP(), "max_epochs": 2, "default_root_dir": folder}
-    trainer = quiet_trainer(Checkpoint(monitor=None), preemption, *told, enable_checkpointing=True, **options)
+    trainer = quiet_trainer(Checkpoint(monitor=None), preemption, *signals, enable_checkpointing=True, **options)
     stopped = False
     try:
-        trainer.fit(Linear(), DataLoader([torch.ones(4, 2)] * batches, batch_size=None))
+        trainer.fit(TinyTask(nn.Linear(3, 2)), TinyLoader(batches))
     except SIGTERMException:
         stopped = True
     return trainer.global_step, saved_step(Path(folder)), stopped
 
 
 @pytest.mark.parametrize(("batches", "every", "step"), [(10, 3, 3), (4, 6, 6)])
-def test_ranks_stop_at_the_same_step_though_one_is_told(tmp_path: Path, batches: int, every: int, step: int) -> None:
-    told = on_ranks(one_rank_is_told, str(tmp_path), batches, every, timeout=30)
-    assert told == [(step, step, True), (step, step, True)]
-
-
-def test_a_training_run_says_how_to_continue_and_goes_on_to_the_same_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_ranks_stop_at_the_same_step_though_one_gets_a_signal(
+    tmp_path: Path, batches: int, every: int, step: int
 ) -> None:
-    import lathe.training.train
-
-    whole = new_run(tmp_path / "a", *SMALL)
-    train(whole)
-
-    cfg = new_run(tmp_path / "b", *SMALL)
-    real = lathe.training.train.make_callbacks
-    monkeypatch.setattr(
-        lathe.training.train, "make_callbacks", lambda *args: [*real(*args), Signals(7, signal.SIGUSR1)]
-    )
-    with pytest.raises(Stopped) as caught:
-        train(cfg)
-    run = RunDir(cfg["paths"]["run_dir"])
-    assert str(caught.value) == f"stopped by SIGUSR1; continue with: python train.py resume={run.path}"
-    assert caught.value.code == 138
-    assert not run.complete
-    monkeypatch.undo()
-    train(cfg)
-    assert run.complete
-    one, other = weights(Path(whole["paths"]["run_dir"])), weights(run.path)
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    assert column(run.path, "train/loss") == column(Path(whole["paths"]["run_dir"]), "train/loss")
-
-
-def test_the_command_ends_with_143_and_one_sentence(tmp_path: Path) -> None:
-    arguments = command(*SMALL, "trainer.max_epochs=100000", f"paths.log_dir={tmp_path}/logs")
-    with start(arguments, tmp_path) as process:
-        deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("logs/train/*/checkpoints/last.ckpt")) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
-    (run,) = runs(tmp_path / "logs")
-    assert process.returncode == 143
-    assert err == f"Error: stopped by SIGTERM; continue with: python {ROOT / 'train.py'} resume={run}\n"
-    assert not (run / "result.json").exists()
-    assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] > 0
-    assert not list(run.rglob(".tmp-*"))
+    assert on_ranks(one_rank_gets_a_signal, str(tmp_path), batches, every, timeout=30) == [
+        (step, step, True),
+        (step, step, True),
+    ]

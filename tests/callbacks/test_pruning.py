@@ -1,10 +1,11 @@
 """Sparsity follows its schedule exactly, for every criterion."""
 
+from itertools import combinations
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from support.prune_fit import WEIGHTS, Task, Watch, fit
 from torch import Tensor, nn
 
@@ -12,7 +13,6 @@ from lathe.compression.pruning import make_masks
 from lathe.compression.pruning.callback import Prune, PruneStructured
 from lathe.compression.pruning.masks import SparsitySchedule
 from lathe.errors import UserError
-from lathe.trainer import Trainer
 
 
 @pytest.mark.parametrize("kind", ["cubic", "stepped", "one_shot"])
@@ -33,15 +33,9 @@ def test_zeros_follow_the_schedule(kind: Any) -> None:
 
 def test_magnitude_takes_the_smallest_of_the_net() -> None:
     prune = Prune(0.5, schedule="one_shot", start=0.5)
-    watch = Watch(prune)
+    watch, dense = Watch(prune), Watch(prune)
     fit(prune, watch)
-
-    class Plain(Prune):
-        def on_step(self, *args: Any) -> None: ...
-
-    plain = Plain(0.5)
-    dense = Watch(plain)
-    fit(plain, dense)
+    fit(dense)
     scores = {name: dense.seen[12][name].abs() for name in ("0.weight", "3.weight")}
     masks = make_masks(scores, 0.5)
     assert all(torch.equal(masks[name], prune.masks[name]) for name in masks)
@@ -49,34 +43,32 @@ def test_magnitude_takes_the_smallest_of_the_net() -> None:
 
 
 def test_criteria_choose_differently() -> None:
-    chosen = {}
+    masks = []
     for criterion in ("magnitude", "random", "taylor", "movement", "wanda"):
         prune = Prune(0.6, criterion=criterion, start=0.1, end=0.5, schedule="linear", every_n_steps=4)
         fit(prune)
-        chosen[criterion] = torch.cat([mask.flatten() for mask in prune.masks.values()])
-        assert int((~chosen[criterion]).sum()) == round(0.6 * WEIGHTS)
-    words = list(chosen)
-    assert not any(torch.equal(chosen[a], chosen[b]) for i, a in enumerate(words) for b in words[:i])
+        masks.append(torch.cat([mask.flatten() for mask in prune.masks.values()]))
+        assert int((~masks[-1]).sum()) == round(0.6 * WEIGHTS)
+    assert not any(torch.equal(*pair) for pair in combinations(masks, 2))
 
 
 def test_taylor_counts_each_step_since_the_last_update(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tensor] = []
 
-    class Sees(Callback):
-        def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
-            weight = pl_module.net[0].weight
-            seen.append((weight * weight.grad).abs().detach().clone())
+    def look(trainer: Any, module: Any, optimizer: Any) -> None:
+        weight = module.net[0].weight
+        seen.append((weight * weight.grad).abs().detach().clone())
 
     prune = Prune(0.5, criterion="taylor", start=0.25, end=0.75, every_n_steps=6, schedule="linear")
     scores: dict[int, dict[str, Tensor]] = {}
-    made = Prune.scores
+    scores_of = prune.scores
 
-    def kept(self: Prune, net: nn.Module, step: int) -> dict[str, Tensor]:
-        scores[step] = {name: score.clone() for name, score in made(self, net, step).items()}
+    def copied(net: nn.Module, step: int) -> dict[str, Tensor]:
+        scores[step] = {name: score.clone() for name, score in scores_of(net, step).items()}
         return scores[step]
 
-    monkeypatch.setattr(Prune, "scores", kept)
-    fit(prune, Sees(), accumulate_grad_batches=1)
+    monkeypatch.setattr(prune, "scores", copied)
+    fit(prune, LambdaCallback(on_before_optimizer_step=look))
     torch.testing.assert_close(scores[12]["0.weight"], torch.stack(seen[6:12]).sum(0))
     torch.testing.assert_close(scores[18]["0.weight"], torch.stack(seen[12:18]).sum(0))
 

@@ -40,7 +40,7 @@ def test_static_acts_and_reports() -> None:
     assert method.finalise(net, Batches()) is True
     assert method.report() == {"ptq_static/layers": 13.0, "ptq_static/pairs": 3.0, "ptq_static/corrected": 10.0}
     first = net.get_submodule("conv.input_quantizer")
-    assert float(first.maximum) == float(torch.cat([x for x, _ in islice(Batches().train_dataloader(), 2)]).max())  # type: ignore[arg-type]
+    assert float(first.maximum) == float(torch.cat([x for x, _ in islice(Batches().train_dataloader(), 2)]).max())
 
 
 def test_a_quantized_net_is_refused() -> None:

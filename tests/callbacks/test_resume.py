@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback
 from support.quiet import quiet_trainer
 from support.ranks import on_ranks
 from support.runs import new_run
+from support.tiny import TinyLoader, TinyTask
+from torch import nn
 
 from lathe.callbacks import ExactResume
 from lathe.strategies import DDP
@@ -107,34 +109,11 @@ def test_a_checkpoint_of_another_number_of_ranks_starts_from_seed_and_step(
     assert runs[0][5] not in (whole.drawn[5], whole.drawn[1])
 
 
-class Linear(LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = torch.nn.Linear(2, 1)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.net(batch[0]).sum()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class Same:
-    """Three equal batches, without random numbers."""
-
-    def __len__(self) -> int:
-        return 3
-
-    def __iter__(self) -> Any:
-        return iter([[torch.ones(4, 2)]] * 3)
-
-
 def two_ranks(rank: int, path: str) -> list[dict[int, tuple[float, float, float]]]:
     drawn = []
     for callback, options in ((Draws(Path(path), 3), {}), (Draws(), {"ckpt_path": path, "weights_only": True})):
         trainer = quiet_trainer(ExactResume(5), callback, devices=2, strategy=DDP(), max_epochs=2)
-        trainer.fit(Linear(), Same(), **options)
+        trainer.fit(TinyTask(nn.Linear(3, 2)), TinyLoader(3), **options)
         drawn.append(callback.drawn)
     return drawn
 

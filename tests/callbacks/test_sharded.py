@@ -29,11 +29,10 @@ class Task(LightningModule):
         return int(batch[0].numel())
 
     def configure_model(self) -> None:
-        self.trainer.strategy.shard(self)  # type: ignore[attr-defined]
+        self.trainer.strategy.shard(self)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        out: Tensor = self.net(batch[0])
-        return out.square().mean()
+        return self.net(batch[0]).square().mean()
 
     def on_after_backward(self) -> None:
         if self.trainer.global_step == self.bad - 1 and self.global_rank == 1:
@@ -107,7 +106,7 @@ def metrics(rank: int) -> Any:
     task = Task()
     strategy: Any = trainer.strategy
     if rank == 0:
-        summary.summarize = lambda data, total, trainable, *rest, **more: setattr(task, "counted", (total, trainable))  # type: ignore[method-assign]
+        summary.summarize = lambda data, total, trainable, *rest, **more: setattr(task, "counted", (total, trainable))
     trainer.fit(task, batches())
     replicas = throughput.summary()
     type(strategy).distributed_sampler_kwargs = {"num_replicas": 1, "rank": 0}  # as if both ranks held one replica

@@ -15,9 +15,7 @@ from lathe.callbacks import TrialReport
         ({}, 5),
         ({"check_val_every_n_epoch": 2}, 2),
         ({"val_check_interval": 4}, 5),  # after 4 of 6 batches
-        ({"val_check_interval": 2}, 15),
         ({"val_check_interval": 4, "check_val_every_n_epoch": None}, 7),  # 30 batches
-        ({"val_check_interval": 9, "check_val_every_n_epoch": None}, 3),
     ],
 )
 def test_validations_are_numbered_from_one(tiny: SimpleNamespace, options: dict[str, Any], reports: int) -> None:

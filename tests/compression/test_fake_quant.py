@@ -6,20 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.quantization import X, resnet, seeded
-from torch import Tensor, nn
+from support.quantization import seeded
+from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.utils.checkpoint import checkpoint
 
 from lathe.compression.quantization.fake_quant import FakeQuantize, Histogram, calibrate, update_quantizers
 from lathe.compression.quantization.net import (
-    LayerPlan,
-    QuantAdd,
-    freeze_observers,
     quantize,
-    quantized_layers,
     quantizers,
-    set_enabled,
     update_ranges,
 )
 
@@ -48,13 +42,12 @@ def test_activations_are_torchs_own_fake_quantization() -> None:
     expected = torch.fake_quantize_per_tensor_affine(x, q.scale, q.zero_point, 0, 255)
     expected.backward(torch.arange(1001.0))
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
-    assert isinstance(grad, Tensor)
     assert torch.equal(grad, x.grad)
     assert (grad == 0).sum() > 300  # outside the range
     assert q(torch.zeros(3)).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", [2, 8])
 def test_weights_are_torchs_own_fake_quantization_and_zero_stays_zero(bits: int) -> None:
     w = torch.randn(4, 3, 2, 2)
     w[1] = 0.0
@@ -69,7 +62,6 @@ def test_weights_are_torchs_own_fake_quantization_and_zero_stays_zero(bits: int)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
     assert (out[w == 0] == 0).all()
     out.sum().backward()
-    assert w.grad is not None
     assert (w.grad == 1).all()
     integers = q.integers(w)
     assert integers.abs().amax() == high
@@ -86,34 +78,14 @@ def test_lsq_gradients_are_those_of_the_paper() -> None:
     assert q.scale.item() == 0.5
     x = torch.tensor([0.6, -0.2, 5.0, -5.0], requires_grad=True)
     (q(x) * torch.tensor([1.0, 2.0, 3.0, 4.0])).sum().backward()
-    assert x.grad is not None
     assert x.grad.tolist() == [1, 2, 0, 0]
     by_hand = 1 * (1 - 1.2) + 2 * (0 + 0.4) + 3 * 3 + 4 * -3
-    assert q.growth.grad is not None
     assert q.growth.grad.item() == pytest.approx(by_hand * (4 * 3) ** -0.5 / 0.5, abs=1e-5)
     with torch.no_grad():
         q.growth.fill_(-0.1)
     assert q.scale.item() == 0.5
     update_quantizers([q])
     assert q.scale.item() == pytest.approx(0.5 * math.exp(-0.1))
-
-
-def test_lsq_trains_a_scale_per_channel_and_an_offset_range() -> None:
-    w = torch.randn(3, 5)
-    q = weight(3, 4, lsq=True)
-    q.set_first_step(w)
-    expected = 2 * w.abs().mean(1) / 7**0.5
-    assert torch.allclose(q.scale, expected)
-    q(w).square().sum().backward()
-    assert q.growth.grad is not None
-    assert q.growth.grad.shape == (3,)
-
-    a = activation(-1.0, 2.0, lsq=True)
-    x = torch.randn(8, 5)
-    assert torch.allclose(a(x), activation(-1.0, 2.0)(x), atol=1e-6)
-    a(x).square().sum().backward()
-    assert a.growth.grad is not None
-    assert a.growth.grad.item() != 0
 
 
 # -- ranges
@@ -172,28 +144,6 @@ def test_a_shared_input_is_rounded_once() -> None:
     assert torch.equal(q(x), activation(-1.0, 1.0)(x))  # changed in place
 
 
-def test_a_shared_input_in_a_recomputed_region() -> None:
-    q = activation(-1.0, 1.0)
-    q.shared = True
-    leaf = torch.randn(4, generator=torch.Generator().manual_seed(0)).requires_grad_()
-
-    def total(recompute: bool) -> Tensor:
-        x = leaf * 1.0
-        before = q(x)
-
-        def region(x: Tensor) -> Tensor:
-            return q(x) * 2 + q(x).exp()
-
-        inside = checkpoint(region, x, use_reentrant=False) if recompute else region(x)
-        assert isinstance(inside, Tensor)
-        (before + inside).sum().backward()
-        assert leaf.grad is not None
-        grad, leaf.grad = leaf.grad, None
-        return grad
-
-    assert torch.equal(total(True), total(False))
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's compiler does so
 def test_compiled_layers_have_one_graph_and_the_same_values() -> None:
@@ -214,60 +164,19 @@ def test_compiled_layers_have_one_graph_and_the_same_values() -> None:
     assert all(torch.equal(value, compiled.state_dict()[name]) for name, value in q.state_dict().items())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
-    x = torch.linspace(-1, 2, 77).to(dtype).requires_grad_()
+def test_low_precision_is_computed_in_float32() -> None:
+    x = torch.linspace(-1, 2, 77).bfloat16().requires_grad_()
     q = activation(-1.0, 2.0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = q(x)
-    assert out.dtype == dtype
-    assert torch.equal(out, q(x.detach().float()).to(dtype))
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, q(x.detach().float()).bfloat16())
     out.sum().backward()
-    assert x.grad is not None
-    assert x.grad.dtype == dtype
+    assert x.grad.dtype == torch.bfloat16
     assert (x.grad == 1).all()
 
 
-def test_a_dynamic_range_is_that_of_each_tensor() -> None:
-    q = FakeQuantize(8, symmetric=False, follows=True)
-    q.switch(enabled=True)
-    q.eval()
-    assert q(torch.tensor([0.0, 255.0])).tolist() == [0, 255]
-    assert q(torch.tensor([-10.2, 15.3])).tolist() == [pytest.approx(-10.2, abs=1e-5), pytest.approx(15.3, abs=1e-5)]
-
-
 __all__ = ["seeded"]  # a fixture
-
-
-def test_frozen_ranges_do_not_move() -> None:
-    net: Any = nn.Sequential(nn.Linear(4, 4))
-    quantize(net, torch.ones(2, 4))
-    freeze_observers(net)
-    set_enabled(net, True)
-    scales = [q.qparams(net[0].weight)[0].clone() for q in quantizers(net)]
-    with torch.no_grad():
-        net[0].weight.mul_(3)
-    net(torch.full((2, 4), 9.0))
-    update_ranges(net)
-    assert all(
-        torch.equal(q.qparams(net[0].weight)[0], scale) for q, scale in zip(quantizers(net), scales, strict=True)
-    )
-
-
-def test_dynamic_activations_need_no_data() -> None:
-    net: Any = resnet()
-    quantize(net, X, LayerPlan(activation="dynamic"))
-    set_enabled(net, True)
-    assert not any(isinstance(layer, QuantAdd) for layer in quantized_layers(net).values())
-    before = copy.deepcopy(net.state_dict())
-    assert all(
-        torch.equal(net.conv.input_quantizer(factor * X), net.conv.input_quantizer(X) * factor) for factor in (2, 64)
-    )
-    net.train()(X)
-    update_ranges(net)
-    net.eval()
-    before |= {name: value for name, value in net.state_dict().items() if "bn" in name}
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
 @pytest.mark.parametrize("method", ["minmax", "percentile", "entropy"])
@@ -293,20 +202,10 @@ def test_calibration_fixes_ranges_of_the_float_net(method: str) -> None:
     assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
 
 
-def test_percentiles_of_one_and_two_sides() -> None:
-    values = torch.linspace(-1, 1, 100001)
-    both = Histogram(-1.0, 1.0)
-    both.add(values)
-    assert both.range("percentile", 99.0, 8) == pytest.approx((-0.99, 0.99), abs=2e-3)
-    one = Histogram(0.0, 1.0)
-    one.add(values.abs())
-    assert one.range("percentile", 99.0, 8) == pytest.approx((0.0, 0.99), abs=2e-3)
-    assert one.range("minmax", 99.0, 8) == (0.0, 1.0)
-
-
-def test_entropy_keeps_what_is_evenly_spread_and_cuts_a_lonely_outlier() -> None:
+def test_a_percentile_is_exact_and_entropy_cuts_a_lonely_outlier_only() -> None:
     even = Histogram(0.0, 1.0)
     even.add(torch.linspace(0, 1, 100001))
+    assert even.range("percentile", 99.0, 8) == pytest.approx((0.0, 0.99), abs=2e-3)
     assert even.range("entropy", 0.0, 8)[1] > 0.97
     torch.manual_seed(0)
     values = torch.randn(100000).abs()

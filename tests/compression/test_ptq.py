@@ -7,16 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lathe.compression.quantization.fake_quant import FakeQuantize
 from lathe.compression.quantization.net import LayerPlan, integer_weight, quantized_layers
 from lathe.compression.quantization.ptq import (
     Pair,
-    channel_means,
-    correct_bias,
     equalize,
     expected_outputs,
     find_pairs,
-    followers,
     overrides_of,
     quantize_dynamic,
     quantize_static,
@@ -46,20 +42,13 @@ def error(net: nn.Module, was: nn.Module, batches: list[Tensor]) -> float:
         return float((net(x) - was(x)).square().mean() / was(x).var())
 
 
-def quantizer(net: nn.Module, name: str) -> FakeQuantize:
-    found = net.get_submodule(name)
-    assert isinstance(found, FakeQuantize)
-    return found
-
-
-@pytest.mark.parametrize("observer", ["minmax", "percentile", "entropy"])
-def test_static_int8_computes_nearly_the_same(case: Case, observer: str) -> None:
+def test_static_int8_computes_nearly_the_same(case: Case) -> None:
     net, batches = case
     was = copy.deepcopy(net)
-    done = quantize_static(net, batches, observer=observer)  # type: ignore[arg-type]
+    done = quantize_static(net, batches)
     assert done.layers == list(quantized_layers(net))
     assert {"conv", "blocks.1.shortcut.conv", "blocks.0.add", "head"} <= set(done.layers)
-    assert 0 < error(net, was, batches) < (0.2 if observer == "entropy" else 2e-3)
+    assert 0 < error(net, was, batches) < 2e-3
     assert [name for name, _ in net.named_parameters()] == [name for name, _ in was.named_parameters()]
 
 
@@ -85,7 +74,7 @@ def test_bias_correction_restores_means(case: Case) -> None:
 def test_equalisation_comes_first(case: Case) -> None:
     net, batches = case
     with torch.no_grad():
-        net.blocks[0].bn1.weight[0] = 50  # type: ignore[union-attr,index]  # one channel takes the whole range of the tensor
+        net.blocks[0].bn1.weight[0] = 50  # one channel takes the whole range of the tensor
     plan = LayerPlan(weight_bits=8, activation_bits=4)
     equal, plain = copy.deepcopy(net), copy.deepcopy(net)
     assert quantize_static(plain, batches, plan).pairs == []
@@ -94,21 +83,13 @@ def test_equalisation_comes_first(case: Case) -> None:
     assert error(equal, net, batches) < error(plain, net, batches)
 
 
-def test_dynamic_takes_linear_layers_alone(case: Case) -> None:
-    net, batches = case
+def test_dynamic_quantization_is_of_linear_layers_with_the_range_of_each_batch(case: Case) -> None:
+    assert quantize_dynamic(case[0], case[1][0]).layers == ["head"]
+    net, (x, *_) = small()
     was = copy.deepcopy(net)
-    assert quantize_dynamic(net, batches[0]).layers == ["head"]
-    assert 0 < error(net, was, batches) < 2e-3
-
-
-def test_dynamic_ranges_are_those_of_each_batch() -> None:
-    torch.manual_seed(0)
-    net = MLP(channels=1, image_size=4, num_classes=3, width=8, depth=2).eval()
-    was = copy.deepcopy(net)
-    x = torch.rand(8, 1, 4, 4)
     done = quantize_dynamic(net, x, LayerPlan(), overrides_of(LayerPlan(activation="dynamic"), {"head": 4}))
     assert done.layers == ["stem.linear", "blocks.0.linear", "head"]
-    assert quantizer(net, "head.weight_quantizer").bits == 4
+    assert net.head.weight_quantizer.bits == 4
     with torch.no_grad():
         for scale in (1, 1000):  # a static range of the first batch would clip the second
             assert (net(scale * x) - was(scale * x)).abs().max() < 0.1 * was(scale * x).abs().max()
@@ -127,10 +108,10 @@ def test_outputs_are_those_of_the_rounded_weights() -> None:
     for name in ("stem.linear", "blocks.0.linear", "head"):
         plain, rounded = was.get_submodule(name), net.get_submodule(name)
         weight, scale = integer_weight(rounded)
-        assert torch.allclose(scale, plain.weight.detach().abs().amax(1) / 127)  # type: ignore[operator,union-attr]
-        assert torch.equal(weight, (plain.weight / scale.view(-1, 1)).round().to(torch.int8))  # type: ignore[operator]
+        assert torch.allclose(scale, plain.weight.detach().abs().amax(1) / 127)
+        assert torch.equal(weight, (plain.weight / scale.view(-1, 1)).round().to(torch.int8))
         with torch.no_grad():
-            plain.weight.copy_(weight * scale.view(-1, 1))  # type: ignore[operator,union-attr]
+            plain.weight.copy_(weight * scale.view(-1, 1))
     with torch.no_grad():
         assert torch.allclose(net(batches[0]), was(batches[0]), atol=1e-6)
 
@@ -139,26 +120,11 @@ def test_groups_along_the_input_share_a_scale() -> None:
     net, batches = small()
     was = copy.deepcopy(net)
     quantize_weights(net, batches, LayerPlan(weight_bits=4, group_size=4))
-    weight, scale = integer_weight(net.head)  # type: ignore[arg-type]
-    groups = was.head.weight.detach().view(3, 2, 4)  # type: ignore[operator,union-attr]
+    weight, scale = integer_weight(net.head)
+    groups = was.head.weight.detach().view(3, 2, 4)
     assert torch.allclose(scale, groups.abs().amax(2) / 7)
     assert torch.equal(weight.view(3, 2, 4), (groups / scale.unsqueeze(-1)).round().to(torch.int8))
     assert int(weight.abs().max()) == 7
-
-
-def test_smaller_groups_and_bias_correction_come_nearer() -> None:
-    net, batches = small()
-    x = torch.cat(batches)
-
-    def error(plan: LayerPlan, bias_correction: bool = False) -> float:
-        rounded = copy.deepcopy(net)
-        quantize_weights(rounded, batches, plan, bias_correction=bias_correction)
-        with torch.no_grad():
-            return float((rounded(x) - net(x)).square().mean())
-
-    assert error(LayerPlan(weight_bits=3, group_size=4)) < error(LayerPlan(weight_bits=3))
-    assert error(LayerPlan(weight_bits=3), bias_correction=True) < 0.7 * error(LayerPlan(weight_bits=3))
-    assert error(LayerPlan(weight_bits=8)) < 0.01 * error(LayerPlan(weight_bits=3))
 
 
 def test_convolutions_and_what_does_not_divide() -> None:
@@ -184,8 +150,6 @@ def trained(net: nn.Module) -> nn.Module:
     torch.manual_seed(0)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
-            assert module.running_mean is not None
-            assert module.running_var is not None
             module.running_mean.normal_()
             module.running_var.uniform_(0.1, 3)
             module.weight.data.uniform_(0.01, 3)
@@ -215,8 +179,7 @@ class Groups(nn.Module):
         x = torch.relu(self.a(x))
         x = torch.relu_(self.depthwise(x))
         x = F.max_pool2d(F.leaky_relu(self.grouped(x), 0.1), 2)
-        out: Tensor = self.linear(x.flatten(1))
-        return out
+        return self.linear(x.flatten(1))
 
 
 class Through(nn.Module):
@@ -228,14 +191,7 @@ class Through(nn.Module):
         self.second = second or nn.Conv2d(4, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.second(self.between(self.first(x)))
-        return out
-
-
-def test_resnet_is_equalised_through_its_batchnorms() -> None:
-    pairs, difference = change(trained(CifarResNet(depth=14, width=8, in_channels=1)), torch.randn(4, 1, 8, 8))
-    assert pairs == [Pair(f"blocks.{i}.conv1", f"blocks.{i}.bn1", f"blocks.{i}.conv2") for i in range(6)]
-    assert difference < 1e-5
+        return self.second(self.between(self.first(x)))
 
 
 def test_ranges_of_a_channel_are_equal_on_both_sides() -> None:
@@ -285,59 +241,11 @@ def test_an_output_that_is_read_twice_is_no_pair() -> None:
     class Residual(Through):
         def forward(self, x: Tensor) -> Tensor:
             y = self.between(self.first(x))
-            out: Tensor = self.second(y) + y.mean()
-            return out
+            return self.second(y) + y.mean()
 
     class Twice(Through):
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.second(self.first(x)) + self.second(self.first(-x))
-            return out
+            return self.second(self.first(x)) + self.second(self.first(-x))
 
     assert find_pairs(Residual(nn.ReLU()).eval(), torch.randn(2, 3, 8, 8)) == []
     assert find_pairs(Twice(nn.ReLU()).eval(), torch.randn(2, 3, 8, 8)) == []
-
-
-def rounded(net: nn.Module) -> nn.Module:
-    """Return a copy whose weights are rounded down to 3 bits, so that means shift."""
-    net = copy.deepcopy(net)
-    with torch.no_grad():
-        for module in net.modules():
-            if isinstance(module, (nn.Conv2d, nn.Linear)):
-                step = module.weight.abs().max() / 3
-                module.weight.copy_((module.weight / step).floor() * step)
-    return net
-
-
-def largest_shift(net: nn.Module, x: Tensor, expected: dict[str, Tensor]) -> float:
-    return max(float((mean - expected[name]).abs().max()) for name, mean in expected_outputs(net, x).items())
-
-
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "batchnorm"])
-def test_means_are_restored(bias: bool) -> None:
-    torch.manual_seed(0)
-    if bias:
-        net: nn.Module = MLP(channels=1, image_size=4, num_classes=3, width=8, depth=3).eval()
-        x = torch.rand(32, 1, 4, 4)
-    else:
-        net = CifarResNet(depth=8, width=4).eval()
-        x = torch.rand(32, 3, 8, 8)
-    expected, worse = expected_outputs(net, x), rounded(net)
-    norms = followers(net, x)
-    before = largest_shift(worse, x, expected)
-    outputs = net(x)
-    error = (worse(x).mean(0) - outputs.mean(0)).abs().max()
-    done = correct_bias(worse, x, expected, norms)
-    assert done["uncorrected"] == []
-    assert done["bias"] == (list(expected) if bias else ["head"])
-    assert done["batchnorm"] == ([] if bias else [name for name in expected if name != "head"])
-    if bias:
-        assert before > 0.05
-        assert largest_shift(worse, x, expected) < 1e-5
-    # A layer without a bias keeps its shift and its BatchNorm removes it: the net's output counts.
-    assert (worse(x).mean(0) - outputs.mean(0)).abs().max() < 1e-5 < error
-
-
-def test_means_in_parts_are_the_means() -> None:
-    images, tokens = torch.randn(100, 4, 5, 5, dtype=torch.float64).float(), torch.randn(100, 7, 4)
-    torch.testing.assert_close(channel_means(nn.Conv2d(1, 4, 1), images), images.double().mean((0, 2, 3)).float())
-    torch.testing.assert_close(channel_means(nn.Linear(1, 4), tokens), tokens.double().mean((0, 1)).float())

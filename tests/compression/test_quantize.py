@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import torch
 from support.quantization import X, resnet, seeded
-from torch import Tensor, nn
+from torch import nn
 
 from lathe.compression.quantization.net import (
     LayerPlan,
     QuantConv2d,
-    QuantLinear,
     describe,
     float_sentence,
     integer_weight,
@@ -74,7 +73,7 @@ def test_tied_weights_share_their_integers() -> None:
     assert net.head.weight_quantizer is net.embed.token.weight_quantizer
     assert torch.equal(integer_weight(net.head)[0], integer_weight(net.embed.token)[0])
     plain = strip(net)
-    assert plain.head.weight is plain.embed.token.weight  # type: ignore[union-attr]
+    assert plain.head.weight is plain.embed.token.weight
     with pytest.raises(UserError, match=r"head and embed\.token share one weight"):
         quantize(gpt(), ids, overrides={"head": LayerPlan(4)})
     quantize(gpt(tie_weights=False), ids, overrides={"head": LayerPlan(4)})
@@ -120,9 +119,7 @@ def test_integers_are_what_the_layer_computes_with() -> None:
     assert scale.shape == (3,)
     assert integers[0, 2] == 0
     assert (integers[1] == 0).all()
-    assert isinstance(layer, QuantLinear)
     q = layer.input_quantizer
-    assert q is not None
     rounded = torch.clamp(torch.round(x / q.scale) + q.zero_point, 0, 255)
     exact = (rounded - q.zero_point) @ integers.float().T * (q.scale * scale) + layer.bias
     torch.testing.assert_close(net(x), exact)
@@ -139,38 +136,13 @@ def test_strip_leaves_plain_layers_with_the_integers_values() -> None:
     assert torch.equal(plain(X), net(X))
     assert len(plain.conv.weight[0].unique()) <= 15
     quantize(net := resnet(), X)
-    assert type(strip(net).blocks[0].add) is Add  # type: ignore[union-attr,index]
+    assert type(strip(net).blocks[0].add) is Add
 
 
-def test_a_layer_of_the_users_own_kind_is_left_alone() -> None:
-    class Standardized(nn.Conv2d):
-        def forward(self, x: Tensor) -> Tensor:
-            return self._conv_forward(x, self.weight - self.weight.mean(), self.bias)
-
-    net = nn.Sequential(Standardized(1, 2, 3), nn.Conv2d(2, 2, 3), nn.Linear(4, 4))
-    net.register_forward_pre_hook(lambda module, args: None)
-    assert quantize(nn.Sequential(net[0], net[1]), X) == ["1"]  # layer 2 is not part of it
-
-
-class Mixed(nn.Module):
-    """A one-dimensional convolution, which can't be quantized, and two linear layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.position = nn.Parameter(torch.zeros(1, 4, 100))
-        self.conv = nn.Conv1d(4, 4, 3, padding=1)  # 48 weights
-        self.up = nn.Linear(8, 4)  # 32
-        self.head = nn.Linear(16, 5)  # 80
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.up(self.conv(x)).flatten(1))
-        return out
-
-
-def test_share_and_names() -> None:
-    net = Mixed()
-    quantize(net, torch.randn(2, 4, 8), overrides={"head": None})
-    assert float_sentence(net, "compression.qat", {"head": None, "conv": None}) is None
-    for overrides, found in (({}, "80.0% of the weights in float, such as head"), ({"head": None}, "30.0% of")):
-        assert f"compression.qat leaves {found}" in str(float_sentence(net, "compression.qat", overrides))
-    assert "such as conv.weight: " in str(float_sentence(net, "compression.qat", {"head": None}))
+def test_a_method_that_leaves_many_weights_in_float_warns() -> None:
+    layers = (nn.Conv1d(4, 4, 3, padding=1), nn.Linear(8, 4), nn.Flatten(), nn.Linear(16, 5))
+    net = nn.Sequential(*layers)  # of 48, 32 and 80 weights; a one-dimensional convolution can't be quantized
+    quantize(net, torch.randn(2, 4, 8), overrides={"3": None})
+    assert float_sentence(net, "compression.qat", {"0": None, "3": None}) is None
+    for overrides, left in (({}, "80.0% of the weights in float, such as 3"), ({"3": None}, "30.0% of")):
+        assert f"compression.qat leaves {left}" in str(float_sentence(net, "compression.qat", overrides))

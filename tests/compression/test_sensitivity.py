@@ -1,11 +1,12 @@
 """Sensitivity of single layers, and the best allocation within a budget."""
 
+import copy
 import itertools
-import math
 import random
 
 import pytest
 import torch
+from support.net_state import assert_same
 from torch import nn
 
 import lathe.compression.pruning.sensitivity as module
@@ -17,12 +18,6 @@ from lathe.compression.pruning.sensitivity import (
     scan,
 )
 from lathe.errors import UserError
-
-
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    made = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
-    return made.eval()
 
 
 def test_layers_are_found_by_pattern_and_tied_weights_once() -> None:
@@ -39,26 +34,23 @@ def test_layers_are_found_by_pattern_and_tied_weights_once() -> None:
 
 
 def test_scan_measures_each_change_alone_with_fitting_statistics_and_restores() -> None:
-    made, inputs = net(), [torch.randn(8, 1, 8, 8) for _ in range(3)]
-    before = {name: value.clone() for name, value in made.state_dict().items()}
-    original = {name: made.get_submodule(name).weight.detach().clone() for name in ("0", "4")}
-    seen: list[tuple[str, ...]] = []
-    statistics: list[torch.Tensor] = []
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    inputs, before = [torch.randn(8, 1, 8, 8) for _ in range(3)], copy.deepcopy(net.eval().state_dict())
+    weights, original = {"0": net[0].weight, "4": net[4].weight}, {"0": before["0.weight"], "4": before["4.weight"]}
+    changed, statistics = [], []
 
     def score() -> dict[str, float]:
-        seen.append(
-            tuple(name for name in original if not torch.equal(made.get_submodule(name).weight, original[name]))
-        )
-        statistics.append(made[1].running_mean.clone())
-        return {"zeros": float(sum(int((made.get_submodule(name).weight == 0).sum()) for name in original))}
+        changed.append([name for name, weight in weights.items() if not torch.equal(weight, original[name])])
+        statistics.append(net[1].running_mean.clone())
+        return {"zeros": float(sum(int((weight == 0).sum()) for weight in weights.values()))}
 
-    found = scan(made, layers(made), sparsities=[0.5], bits=[8, 2], score=score, batches=inputs)
-    assert seen == [("0",)] * 3 + [("4",)] * 3
-    assert found["0"]["sparsity"][0.5] == {"zeros": 18.0}
-    assert found["4"]["sparsity"][0.5] == {"zeros": 216.0}
-    assert list(found["4"]["bits"]) == [8, 2]
-    for name, value in made.state_dict().items():
-        assert torch.equal(value, before[name]), name
+    results = scan(net, layers(net), sparsities=[0.5], bits=[8, 2], score=score, batches=inputs)
+    assert changed == [["0"]] * 3 + [["4"]] * 3
+    assert results["0"]["sparsity"][0.5] == {"zeros": 18.0}
+    assert results["4"]["sparsity"][0.5] == {"zeros": 216.0}
+    assert list(results["4"]["bits"]) == [8, 2]
+    assert_same(net.state_dict(), before)
     # Statistics are those of the changed convolution; a change after the BatchNorm leaves them at those of the
     # unchanged one.
     with torch.no_grad():
@@ -77,14 +69,11 @@ def some_options(layers: int, seed: int) -> dict[str, list[Option]]:
 
 
 def best(options: dict[str, list[Option]], budget: float) -> float:
-    found = math.inf
-    for chosen in itertools.product(*options.values()):
-        if sum(option.cost for option in chosen) <= budget:
-            found = min(found, sum(option.loss for option in chosen))
-    return found
+    allocations = itertools.product(*options.values())
+    return min(sum(o.loss for o in chosen) for chosen in allocations if sum(o.cost for o in chosen) <= budget)
 
 
-@pytest.mark.parametrize(("seed", "share"), [(0, 0.0), (1, 0.3), (2, 0.7), (3, 1.0)])
+@pytest.mark.parametrize(("seed", "share"), [(0, 0.0), (1, 0.3), (3, 1.0)])
 def test_equals_the_best_of_all(seed: int, share: float) -> None:
     options = some_options(5, seed)
     least = sum(min(option.cost for option in some) for some in options.values())

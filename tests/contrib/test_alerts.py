@@ -47,8 +47,8 @@ def looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
         caplog.clear()
         for value in values:
             trainer.global_step += 10
-            alerts.on_train_batch_end(trainer, None, see(value), None, 0)  # type: ignore[arg-type]
-        alerts.on_train_end(trainer, None)  # type: ignore[arg-type]
+            alerts.on_train_batch_end(trainer, None, see(value), None, 0)
+        alerts.on_train_end(trainer, None)
         return [(record.levelname, record.getMessage()) for record in caplog.records]
 
     return look
@@ -96,7 +96,7 @@ def test_what_is_a_rise(losses: list[float], steps: list[int], looked: Callable[
 
 def test_throughput_that_drops(looked: Callable[..., Any]) -> None:
     alerts, windows = Alerts(**{**NOTHING, "throughput_drop": 0.4}), SimpleNamespace(newest=(0, None))
-    alerts._throughput = windows  # type: ignore[assignment]
+    alerts._throughput = windows
 
     def see(rate: float | None) -> None:
         if rate is not None:
@@ -133,7 +133,7 @@ def test_a_gpu_that_is_hot(looked: Callable[..., Any], monkeypatch: pytest.Monke
     install(monkeypatch, FakeNvml(board=board), "board")
     monkeypatch.setattr("lathe.contrib.alerts.gpus_of", lambda trainer: [torch.device("cuda", 0)])
     alerts = Alerts(**{**NOTHING, "temperature": 85.0})
-    alerts.setup(SimpleNamespace(callbacks=[alerts], is_global_zero=True), None, "fit")  # type: ignore[arg-type]
+    alerts.setup(SimpleNamespace(callbacks=[alerts], is_global_zero=True), None, "fit")
     said = looked(alerts, [60, 86, 90, 85, None], lambda celsius: board.update(celsius=celsius))
     assert said == [
         ("WARNING", "Alert at step 20: the GPU has 86 degrees Celsius, above 85."),

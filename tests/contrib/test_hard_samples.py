@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.commands import check as succeeded
 from support.commands import run
-from support.interruptions import NEVER, Interrupted, Interruption, interruption, same
+from support.interruptions import Interruption, interruption, same, train_through
 from support.runs import SMALL, column, new_run, runs
 from torch import nn
 from torch.nn import functional as F
@@ -105,18 +105,9 @@ def test_a_death_changes_nothing(tmp_path: Path, interruption: Interruption) -> 
         *("callbacks=[default,hard_samples,image_sizes]", "callbacks.image_sizes.scales=[0.5,0.5,1,0.75]"),
         "callbacks.checkpoint.every_n_train_steps=3",
     )
-
-    def train(step: int) -> Path:
-        cfg = new_run(tmp_path / str(step), *HARD, *words)
-        interruption.hook, interruption.step = "on_train_batch_start", step
-        if step < NEVER:
-            with pytest.raises(Interrupted):
-                lathe.training.train.train(cfg)
-            interruption.step = NEVER
-        lathe.training.train.train(cfg)
-        return Path(cfg["paths"]["run_dir"])
-
-    alone, again = train(NEVER), train(14)
+    alone = train_through(new_run(tmp_path / "alone", *HARD, *words), [], interruption)
+    deaths = [("on_train_batch_start", 14)]
+    again = train_through(new_run(tmp_path / "again", *HARD, *words), deaths, interruption)
     same(alone, again)
     states = [torch.load(run / "checkpoints" / "last.ckpt", weights_only=True) for run in (alone, again)]
     one, other = (state["hard_samples"] for state in states)

@@ -38,7 +38,7 @@ def stand_in(rank: int) -> ModuleType:
     package, hvd = ModuleType("horovod"), ModuleType("horovod.torch")
     package.__spec__ = importlib.machinery.ModuleSpec("horovod", None, is_package=True)
     package.__path__ = []
-    package.torch = hvd  # type: ignore[attr-defined]
+    package.torch = hvd
 
     waiting: dict[str, tuple[Tensor, str]] = {}
 
@@ -115,7 +115,7 @@ def gradients(rank: int) -> dict[str, Tensor | None]:
 
     def backward(loss: Tensor) -> None:
         strategy.pre_backward(loss)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         strategy.post_backward(loss)
 
     with strategy.block_backward_sync():

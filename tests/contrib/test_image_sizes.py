@@ -44,14 +44,7 @@ def test_the_net_sees_means_of_areas(
     trained(tmp_path / "small", "trainer.max_epochs=3", *NET)
     assert "image_sizes: sides of 4, 6 pixels by epoch, then of 8.\n" in capsys.readouterr().out
     small, seen[:] = list(seen), []
-    trained(
-        tmp_path / "whole",
-        "trainer.max_epochs=3",
-        "~callbacks.image_sizes",
-        *NET,
-        "model.net.width=16",
-        "trainer.channels_last=true",
-    )
+    trained(tmp_path / "whole", "trainer.max_epochs=3", "~callbacks.image_sizes", *NET)
     small = [(training, x) for training, x in small if len(x) > 2]  # two check the net's outputs
     seen = [(training, x) for training, x in seen if len(x) > 2]
     train = [x for training, x in small if training]

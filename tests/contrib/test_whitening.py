@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.interruptions import NEVER, Interrupted, Interruption, interruption
+from support.interruptions import Interruption, interruption, train_through
 from support.runs import SMALL, new_run
 
 from lathe.nets import Airbench
@@ -42,9 +42,8 @@ def test_a_run_begins_with_it(tmp_path: Path) -> None:
     train(cfg)
     data = make_data(cfg)
     images, _ = data.open()["train"].read()
-    pixels = (torch.from_numpy(images[:200]) / 255 - torch.tensor(data.mean)[:, None, None]) / torch.tensor(data.std)[
-        :, None, None
-    ]
+    mean, std = (torch.tensor(values)[:, None, None] for values in (data.mean, data.std))
+    pixels = (torch.from_numpy(images[:200]) / 255 - mean) / std
     torch.testing.assert_close(data.first_images(200), pixels)
     net = Airbench(width=4, growth=1, in_channels=1, image_size=data.image_size, num_classes=10)
     net.whiten(pixels)
@@ -57,28 +56,21 @@ def test_a_run_begins_with_it(tmp_path: Path) -> None:
 def test_its_bias_settles(tmp_path: Path, interruption: Interruption) -> None:
     """It is frozen from the given epoch only; also in a resumed run."""
 
-    def run(name: str, step: int, *words: str) -> dict[str, torch.Tensor]:
-        settings = ("trainer.max_epochs=3", "trainer.limit_train_batches=2", "trainer.log_every_n_steps=1")
-        cfg = new_run(
-            tmp_path / name,
-            *AIRBENCH,
-            *settings,
-            "scheduler=constant",
-            "callbacks.checkpoint.every_n_train_steps=1",
-            *words,
-        )
-        interruption.hook, interruption.step = "on_train_batch_start", step
-        if step < NEVER:
-            with pytest.raises(Interrupted):
-                train(cfg)
-            interruption.step = NEVER
-        train(cfg)
+    options = (
+        *AIRBENCH,
+        *("trainer.max_epochs=3", "trainer.limit_train_batches=2", "trainer.log_every_n_steps=1"),
+        *("scheduler=constant", "callbacks.checkpoint.every_n_train_steps=1"),
+    )
+
+    def run(name: str, deaths: list[tuple[str, int]], *words: str) -> dict[str, torch.Tensor]:
+        cfg = new_run(tmp_path / name, *options, *words)
+        train_through(cfg, deaths, interruption)
         return state_of(cfg)
 
-    settled = run("settled", NEVER, "callbacks.whitening.settle_epoch=1")
-    short = run("short", NEVER, "trainer.max_epochs=1")
+    settled = run("settled", [], "callbacks.whitening.settle_epoch=1")
+    short = run("short", [], "trainer.max_epochs=1")
     assert not torch.equal(short["whitening.bias"], torch.zeros_like(short["whitening.bias"]))
     assert torch.equal(settled["whitening.bias"], short["whitening.bias"])
     assert not torch.equal(settled["head.weight"], short["head.weight"])
-    again = run("again", 5, "callbacks.whitening.settle_epoch=1")
+    again = run("again", [("on_train_batch_start", 5)], "callbacks.whitening.settle_epoch=1")
     assert all(torch.equal(again[name], settled[name]) for name in settled)

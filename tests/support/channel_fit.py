@@ -1,6 +1,5 @@
 """A small residual net trained for 12 steps on this process's shard, for the tests of channel removal."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,14 +48,3 @@ def fit(
     trainer = quiet_trainer(*callbacks, **{**defaults, **options})
     trainer.fit(module, datamodule=data or Data(), ckpt_path=resume, weights_only=True)
     return module
-
-
-class Saves(Callback):
-    """Saves a checkpoint after one step."""
-
-    def __init__(self, path: Path, step: int) -> None:
-        self.path, self.step = path, step
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        if trainer.global_step == self.step:
-            trainer.save_checkpoint(self.path)

@@ -79,7 +79,6 @@ class Watch(Callback):
 
 
 def fit(
-    prune: Prune,
     *callbacks: Callback,
     task: Task | None = None,
     resume: str | None = None,
@@ -90,7 +89,6 @@ def fit(
 ) -> Task:
     task, world = task or Task(), 1 if strategy == "auto" else 2
     trainer = quiet_trainer(
-        prune,
         *callbacks,
         devices=world,
         strategy=strategy,

@@ -35,12 +35,12 @@ LIST = "top.json"
 class Top:
     """The `count` best epochs (-1: all that were judged; 1: only best.ckpt).
 
-    `kept` has names, scores and steps, the best first; of equal ones the later, as for best.ckpt.
+    `entries` has names, scores and steps, the best first; of equal ones the later, as for best.ckpt.
     """
 
     def __init__(self, count: int, mode: str) -> None:
         self.count, self.sign = count, -1.0 if mode == "max" else 1.0
-        self.kept: list[dict[str, Any]] = []
+        self.entries: list[dict[str, Any]] = []
 
     def judge(self, checkpoint: Any, trainer: Trainer, score: float) -> None:
         """Write a checkpoint if the epoch just judged is among the best, then remove the one it replaces.
@@ -50,23 +50,23 @@ class Top:
         if self.count == 1 or math.isnan(score):
             return
         name = f"epoch={trainer.current_epoch}-step={trainer.global_step}"
-        found = {"name": name, "score": score, "step": trainer.global_step}
-        others = [one for one in self.kept if one["name"] != name]
-        ranked = sorted([found, *others], key=lambda one: (self.sign * one["score"], -one["step"]))
+        entry = {"name": name, "score": score, "step": trainer.global_step}
+        previous = [other for other in self.entries if other["name"] != name]
+        ranked = sorted([entry, *previous], key=lambda other: (self.sign * other["score"], -other["step"]))
         count = len(ranked) if self.count < 0 else self.count
-        if found not in ranked[:count]:
+        if entry not in ranked[:count]:
             return
         checkpoint.save(trainer, name)
-        self.kept = ranked[:count]
+        self.entries = ranked[:count]
         drain = getattr(trainer.strategy.checkpoint_io, "drain", None)
         if ranked[count:] and drain is not None:
             drain()  # a thread may still write a file
         trainer.strategy.barrier("top")
         if trainer.is_global_zero:
             folder = checkpoint.path(name).parent
-            write_atomically(folder / LIST, json.dumps(self.kept, indent=2) + "\n")
-            for one in ranked[count:]:
-                path = checkpoint.path(one["name"])
+            write_atomically(folder / LIST, json.dumps(self.entries, indent=2) + "\n")
+            for other in ranked[count:]:
+                path = checkpoint.path(other["name"])
                 written = path.resolve()
                 path.unlink(missing_ok=True)
                 if written != path and written.is_dir():  # a folder of a sharded strategy, and the link to it
@@ -193,13 +193,13 @@ class Checkpoint(CheckpointBase):
         stopped = stop_is_due(trainer)
         last_epoch = epoch == trainer.max_epochs or stopped or 0 <= trainer.max_steps <= trainer.global_step
         reported, fresh = _reported(trainer), self.validated_step == trainer.global_step
-        every = {**self._validated, **reported}
-        if self._validated and self.monitor is not None and self.monitor not in every:
+        metrics = {**self._validated, **reported}
+        if self._validated and self.monitor is not None and self.monitor not in metrics:
             raise UserError(
                 f"callbacks.checkpoint.monitor={self.monitor}: the first epoch and its validation do not report it; "
-                f"{did_you_mean(self.monitor, every)}"
+                f"{did_you_mean(self.monitor, metrics)}"
             )
-        self.latest = every if fresh else reported
+        self.latest = metrics if fresh else reported
         if self.monitor not in self._validated:
             self._keep_best(trainer, self.latest)
         if self.monitor is not None and last_epoch and self.best_score is None:
@@ -279,7 +279,7 @@ class Checkpoint(CheckpointBase):
             "unjudged": self.unjudged,
             "validated_step": self.validated_step,
             "stopped": self._stopped,
-            "top": self.top.kept,
+            "top": self.top.entries,
         }
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -304,17 +304,17 @@ class Checkpoint(CheckpointBase):
         self.best_metrics = state_dict["best_metrics"]
         self.latest, self.unjudged = state_dict["latest"], state_dict["unjudged"]
         self.validated_step, self._stopped = state_dict["validated_step"], state_dict["stopped"]
-        self.top.kept = state_dict["top"]
+        self.top.entries = state_dict["top"]
 
 
 def _reported(trainer: Trainer) -> dict[str, float]:
     """Return the metrics of the loop that has just ended; `trainer.callback_metrics` has older ones too."""
-    results, found = trainer._results, dict[str, Any]()
+    results, metrics = trainer._results, dict[str, Any]()
     assert results is not None
     for loader in dict.fromkeys((*(item.meta.dataloader_idx for item in results.values()), None)):  # None: of all
         results.dataloader_idx = loader
-        found |= trainer._logger_connector.metrics["callback"]
-    return numbers(found)
+        metrics |= trainer._logger_connector.metrics["callback"]
+    return numbers(metrics)
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

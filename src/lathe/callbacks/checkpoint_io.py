@@ -36,10 +36,10 @@ def check_digests(
     """
     if not isinstance(checkpoint, dict) or KEY not in checkpoint:
         return
-    saved, found = checkpoint[KEY], {str(name): part for name, part in checkpoint.items()}
+    saved, entries = checkpoint[KEY], {str(name): part for name, part in checkpoint.items()}
     names = [name for name in parts or saved if name in saved] if isinstance(saved, dict) else [KEY]
     for name in names:
-        if name == KEY or name not in found or saved[name] != _digest(found[name]):
+        if name == KEY or name not in entries or saved[name] != _digest(entries[name]):
             raise UserError(
                 f"{key}={path} is not as it was written: something in `{name}` is not there, or is of another type or "
                 "shape. Use another checkpoint, or start a new run from its weights with ckpt_path."
@@ -162,8 +162,8 @@ def in_main_memory(tree: dict[str, Any]) -> dict[str, Any]:
             copies[key] = leaf.detach().cpu()
         return copies[key]
 
-    found = tree_map(fetch, tree)
+    copied = tree_map(fetch, tree)
     for key, part in tree.items():
         if hasattr(part, "_metadata"):  # a module's state_dict has the module's version there
-            found[key]._metadata = part._metadata
-    return found
+            copied[key]._metadata = part._metadata
+    return copied

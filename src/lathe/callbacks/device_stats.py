@@ -75,9 +75,11 @@ class DeviceStats(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        interval: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
         step = trainer.global_step
-        if not every or not reached(trainer, every) or step == self._logged:  # the same step: gradients accumulate
+        if (
+            not interval or not reached(trainer, interval) or step == self._logged
+        ):  # the same step: gradients accumulate
             return
         self._logged = step
         if trainer.is_global_zero and trainer.loggers:
@@ -86,17 +88,17 @@ class DeviceStats(Callback):
                 logger.log_metrics(metrics, step=step)
 
     def _read(self, trainer: Trainer) -> dict[str, float | None]:
-        found: dict[str, float | None] = {}
+        readings: dict[str, float | None] = {}
         if self._gpus:
-            found |= self._gpus[0].read()
+            readings |= self._gpus[0].read()
         device = trainer.strategy.root_device
         if device.type == "cuda":
-            found |= {"allocated_bytes": float(torch.cuda.memory_allocated(device))}
-            found |= {"reserved_bytes": float(torch.cuda.memory_reserved(device))}
+            readings |= {"allocated_bytes": float(torch.cuda.memory_allocated(device))}
+            readings |= {"reserved_bytes": float(torch.cuda.memory_reserved(device))}
         if self._cpu:
-            found |= {"cpu_percent": psutil.cpu_percent(), "memory_percent": psutil.virtual_memory().percent}
-            found |= {"resident_bytes": float(self._process.memory_info().rss)}
-        return found
+            readings |= {"cpu_percent": psutil.cpu_percent(), "memory_percent": psutil.virtual_memory().percent}
+            readings |= {"resident_bytes": float(self._process.memory_info().rss)}
+        return readings
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._meter is not None:

@@ -92,7 +92,6 @@ class EMA(SkippableHooks, Callback):
 
     @property
     def updates(self) -> int:
-        """Return the number of updates so far."""
         return self._average.updates
 
     def update(self, step: int) -> None:
@@ -242,13 +241,13 @@ class EMA(SkippableHooks, Callback):
         if self._narrow:
             ema["average"] = {name: averages[i] for name, i in self._index.items()}
 
-    def _full(self, i: int, part: Tensor, spread: bool, kept: bool) -> Tensor:
-        """Return tensor `i` from this rank's `part`: still sharded, or gathered, on the CPU if it is `kept`."""
+    def _full(self, i: int, part: Tensor, spread: bool, used: bool) -> Tensor:
+        """Return tensor `i` from this rank's `part`: still sharded, or gathered, on the CPU if it is `used`."""
         tensor = joined(part, self._owners[i])
         if spread or not is_sharded(tensor):
             return tensor
         full = whole(tensor)
-        return full.cpu() if kept else full.new_empty(0)
+        return full.cpu() if used else full.new_empty(0)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != TrainerFn.FITTING:

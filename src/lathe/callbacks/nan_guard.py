@@ -30,8 +30,8 @@ def names_of(trainer: Trainer, split: str, loader: Any, batch: int) -> Callable[
         if name_of is None or not hasattr(loader, "numbers"):
             return ""
         samples = loader.numbers(batch)
-        found = [name_of(split, samples[row]) for row in rows if row < len(samples)]
-        return ", ".join(name for name in found if name is not None)
+        names_found = [name_of(split, samples[row]) for row in rows if row < len(samples)]
+        return ", ".join(name for name in names_found if name is not None)
 
     return names
 
@@ -95,7 +95,7 @@ class NanGuard(Callback):
         self._ends: list[int] = []  # for each optimizer step since the last reading, the number of losses up to it
         self._batch: Any = None
         self._batch_idx = 0
-        self._told = False  # a validation that is not finite was reported
+        self._warned = False  # a validation that is not finite was reported
         self._at_once = False
 
     every_step = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_step")
@@ -107,10 +107,10 @@ class NanGuard(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._losses, self._ends = [], []
         self._at_once = trainer.world_size == 1 and trainer.strategy.root_device.type == "cpu"
-        found = [bad for bad in everyones(_first_bad_state(net_of(pl_module))) if bad]
+        faults = [bad for bad in everyones(_first_bad_state(net_of(pl_module))) if bad]
         require(
-            not found,
-            f"Training can't begin: {found[0] if found else ''} before the first step: go on from another "
+            not faults,
+            f"Training can't begin: {faults[0] if faults else ''} before the first step: go on from another "
             "checkpoint, or start from other weights.",
         )
 
@@ -147,14 +147,14 @@ class NanGuard(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn of the first validation whose metrics are not finite, with its bad rows; do not stop."""
-        if self._told or trainer.state.fn != "fit" or trainer.sanity_checking:
+        if self._warned or trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         wild = everyones([name for name, value in trainer.callback_metrics.items() if not _finite(value)])
         wild = [[name for name in names if split_of(name) == "val"] for names in wild]
         if any(wild):
-            self._told = True
-            found = [fault for fault in everyones(bad_batch(trainer)) if fault]
-            why = found[0] if found else "its batches are finite, so the net or the metric makes it"
+            self._warned = True
+            faults = [fault for fault in everyones(bad_batch(trainer)) if fault]
+            why = faults[0] if faults else "its batches are finite, so the net or the metric makes it"
             names = ", ".join(sorted({name for names in wild for name in names}))
             rank_zero_warn(f"{names} is not finite after step {trainer.global_step}: {why}.")
 
@@ -169,9 +169,9 @@ class NanGuard(Callback):
         scaled = str(trainer.precision) == "16-mixed"  # by a GradScaler, or inside an engine
         bad_loss = self._first_bad_loss(scaled)
         suspect = bad_loss is not None
-        if gradients and not scaled and (found := list(_gradients(net).values())):
+        if gradients and not scaled and (parts := list(_gradients(net).values())):
             # in one read; unlike a sum of squares, the largest magnitude can't overflow
-            norms = torch.stack([norm.float() for norm in torch._foreach_norm(found, math.inf)])
+            norms = torch.stack([norm.float() for norm in torch._foreach_norm(parts, math.inf)])
             suspect = suspect or not bool(norms.isfinite().all())
         elif gradients and scaler is not None:
             suspect = suspect or scaler.get_scale() < 2**-8
@@ -201,11 +201,11 @@ class NanGuard(Callback):
         """Raise the error; `now` is the current or last step, `first` the one after the last check."""
         step = math.inf if bad_loss is None else first + bad_loss[0]
         gradient = next((f"{n} is {kind_of(g)}" for n, g in _gradients(net).items() if not _finite(g)), "")
-        found = everyones((step, "" if bad_loss is None else bad_loss[1], gradient, _first_bad_state(net)))
+        findings = everyones((step, "" if bad_loss is None else bad_loss[1], gradient, _first_bad_state(net)))
         # of ranks with a bad loss in the same step (all, if they share a batch), one that can name a tensor
-        rank = min(range(len(found)), key=lambda i: (found[i][0], not found[i][3], not found[i][2]))
-        step, value, gradient, state = found[rank]
-        loss = f"in optimizer step {step} the loss is {value}" + (f" on process {rank}" if len(found) > 1 else "")
+        rank = min(range(len(findings)), key=lambda i: (findings[i][0], not findings[i][3], not findings[i][2]))
+        step, value, gradient, state = findings[rank]
+        loss = f"in optimizer step {step} the loss is {value}" + (f" on process {rank}" if len(findings) > 1 else "")
         if step == math.inf and state:
             what = f"after optimizer step {trainer.global_step} {state}"
         elif step == math.inf and gradient:
@@ -274,8 +274,8 @@ def _first_bad_output(trainer: Trainer, net: nn.Module, x: Tensor) -> str:
 
 def _gradients(net: nn.Module) -> dict[str, Tensor]:
     """Return this rank's share of each gradient, without empty ones."""
-    found = {name: local(p.grad) for name, p in net.named_parameters() if p.grad is not None}
-    return {name: g._values() if g.is_sparse else g for name, g in found.items() if g.numel()}
+    parts = {name: local(p.grad) for name, p in net.named_parameters() if p.grad is not None}
+    return {name: g._values() if g.is_sparse else g for name, g in parts.items() if g.numel()}
 
 
 def _first_bad_state(net: nn.Module) -> str:

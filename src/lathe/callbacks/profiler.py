@@ -25,7 +25,6 @@ class Operator(NamedTuple):
 
 
 def activities(device_type: str) -> list[ProfilerActivity]:
-    """Return the activities to record on devices of this type."""
     return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device_type == "cuda" else [])]
 
 
@@ -49,12 +48,11 @@ def operators_of(
 
 
 def table_of(title: str, operators: Sequence[Operator]) -> Table:
-    """Return a table of these operators."""
     table = Table(title=title, title_justify="left")
     for column, side in (("operator", "left"), ("calls/step", "right"), ("ms/step", "right"), ("share", "right")):
         table.add_column(column, justify=side)  # type: ignore[arg-type]
-    for one in operators:
-        table.add_row(one.name, f"{one.calls:g}", f"{one.ms:.3f}", f"{one.share:.1%}")
+    for operator in operators:
+        table.add_row(operator.name, f"{operator.calls:g}", f"{operator.ms:.3f}", f"{operator.share:.1%}")
     return table
 
 

@@ -155,14 +155,14 @@ class Progress(RichProgressBar):
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """Return the last loss, monitored and validation metrics, and those logged with `prog_bar=True`."""
         loss = self._outputs.get("loss") if isinstance(self._outputs, dict) else self._outputs
-        found: dict[str, Any] = {} if loss is None else {"train/loss": loss}
+        metrics: dict[str, Any] = {} if loss is None else {"train/loss": loss}
         monitored = {getattr(callback, "monitor", None) for callback in trainer.callbacks}  # type: ignore[attr-defined]
         logged = trainer.callback_metrics
         names = [*(name for name in logged if name in monitored), *(name for name in logged if split_of(name) == "val")]
-        found |= {name: logged[name] for name in names}
-        found |= {name: value for name, value in trainer.progress_bar_metrics.items() if name not in found}
+        metrics |= {name: logged[name] for name in names}
+        metrics |= {name: value for name, value in trainer.progress_bar_metrics.items() if name not in metrics}
         # reading the full value of a sharded loss is a collective, and only this rank draws
-        values = {name: float(local(value) if isinstance(value, Tensor) else value) for name, value in found.items()}
+        values = {name: float(local(value) if isinstance(value, Tensor) else value) for name, value in metrics.items()}
         if "train/loss" in values and pl_module.automatic_optimization:
             values["train/loss"] *= trainer.accumulate_grad_batches  # Lightning divided it by this
         loss = values.get("train/loss")

@@ -53,10 +53,10 @@ class ExactResume(Callback):
         sharing = trainer.distributed_sampler_kwargs
         replica = sharing["rank"] if sharing else trainer.global_rank
         sequence = np.random.SeedSequence((self.seed, replica, trainer.global_step))
-        word = int(sequence.generate_state(1)[0])
-        random.seed(word)
-        np.random.seed(word)
-        torch.manual_seed(word)
+        derived = int(sequence.generate_state(1)[0])
+        random.seed(derived)
+        np.random.seed(derived)
+        torch.manual_seed(derived)
         if states is not None and len(states) == trainer.world_size:
             _set_state(states[trainer.global_rank])
 
@@ -75,10 +75,10 @@ class ExactResume(Callback):
 
 def _get_state() -> dict[str, Any]:
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    version, words, gauss = random.getstate()
+    version, numbers, gauss = random.getstate()
     state: dict[str, Any] = {
         # one tensor: torch.save takes longer for a tuple of numbers than for the weights of a small net
-        "python": (version, torch.tensor(words), gauss),
+        "python": (version, torch.tensor(numbers), gauss),
         "numpy": [name, torch.tensor(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(cached)],
         "torch": torch.get_rng_state(),
     }
@@ -90,8 +90,8 @@ def _get_state() -> dict[str, Any]:
 
 
 def _set_state(state: dict[str, Any]) -> None:
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers.tolist()), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"].cpu())
@@ -164,12 +164,12 @@ def at_end(trainer: Trainer) -> bool:
 
 def validations(trainer: Trainer) -> int:
     """Count the validations, including this one; the same after a resume."""
-    every, epochs, batches = trainer.val_check_batch, trainer.check_val_every_n_epoch, trainer.num_training_batches
+    interval, epochs, batches = trainer.val_check_batch, trainer.check_val_every_n_epoch, trainer.num_training_batches
     loop = trainer.fit_loop
-    if isinstance(every, int) and (epochs is None or batches == math.inf):  # counted over all batches
-        return (loop.total_batch_idx + 1) // every
-    if isinstance(every, int) and epochs is not None and every < batches:  # counted from the start of each epoch
-        return trainer.current_epoch // epochs * int(batches // every) + (loop.epoch_loop.batch_idx + 1) // every
+    if isinstance(interval, int) and (epochs is None or batches == math.inf):  # counted over all batches
+        return (loop.total_batch_idx + 1) // interval
+    if isinstance(interval, int) and epochs is not None and interval < batches:  # counted from the start of each epoch
+        return trainer.current_epoch // epochs * int(batches // interval) + (loop.epoch_loop.batch_idx + 1) // interval
     return (trainer.current_epoch + 1) // (epochs or 1)
 
 

@@ -126,12 +126,12 @@ def _gallery(samples: Sequence[Shown], gathered: Gathered) -> str:
 
 
 def _figure(sample: Shown, gathered: Gathered) -> str:
-    name, found = gathered.names[sample.label], gathered.names[sample.predicted]
+    name, predicted = gathered.names[sample.label], gathered.names[sample.predicted]
     image = ""
     if sample.pixels is not None:
         image = f'<img alt="{escape(name)}" src="data:image/png;base64,{_png(sample, gathered)}">'
     verdict = "" if sample.label == sample.predicted else ' class="wrong"'
-    rows = [("true", name, ""), ("predicted", f"{found}, {sample.probability:.1%}", verdict)]
+    rows = [("true", name, ""), ("predicted", f"{predicted}, {sample.probability:.1%}", verdict)]
     rows.append(("loss", f"{sample.loss:.3g}", ""))
     if sample.number is not None:
         rows.append(("sample", str(sample.number), ""))
@@ -159,11 +159,13 @@ def _png(sample: Shown, gathered: Gathered) -> str:
 def _pairs(gathered: Gathered) -> str:
     """Return a table of the most frequent confusions."""
     wrong = gathered.confusion.clone().fill_diagonal_(0)
-    values, places = wrong.flatten().topk(min(PAIRS, wrong.numel()))
+    values, positions = wrong.flatten().topk(min(PAIRS, wrong.numel()))
     names, of = gathered.names, gathered.confusion.sum(dim=1)
     rows = [
-        (names[label], names[found], f"{n:,}", f"{n / int(of[label]):.1%}")
-        for n, (label, found) in zip(values.tolist(), (divmod(p, len(names)) for p in places.tolist()), strict=True)
+        (names[label], names[predicted], f"{n:,}", f"{n / int(of[label]):.1%}")
+        for n, (label, predicted) in zip(
+            values.tolist(), (divmod(p, len(names)) for p in positions.tolist()), strict=True
+        )
         if n
     ]
     if not rows:
@@ -277,19 +279,19 @@ class Samples(Callback):
         if self._confusion is None:
             self._confusion = torch.zeros(classes, classes, dtype=torch.int64)
         self._confusion += torch.bincount(labels * classes + predicted, minlength=classes**2).view(classes, classes)
-        at = (probability * self.bins).long().clamp(max=self.bins - 1)
+        bins = (probability * self.bins).long().clamp(max=self.bins - 1)
         ones = torch.ones_like(probability)
         for row, values in enumerate((ones, probability, (predicted == labels).float())):
-            self._calibration[row].index_add_(0, at, values.double())
+            self._calibration[row].index_add_(0, bins, values.double())
         lots = torch.rand(len(rows), generator=self._draws)
-        for kept, count, priorities in ((self._worst, self.worst, losses), (self._random, self.random, lots)):
+        for top, count, priorities in ((self._worst, self.worst, losses), (self._random, self.random, lots)):
             best = priorities.topk(min(count, len(rows)))
             for priority, i in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-                if len(kept) < count or priority > kept[-1][0]:
+                if len(top) < count or priority > top[-1][0]:
                     numbers = int(labels[i]), int(predicted[i]), float(probability[i]), float(losses[i])
-                    kept.append((priority, Shown(self._seen + i, *numbers, _pixels(x[rows[i]]))))
-                    kept.sort(key=lambda item: -item[0])
-                    del kept[count:]
+                    top.append((priority, Shown(self._seen + i, *numbers, _pixels(x[rows[i]]))))
+                    top.sort(key=lambda item: -item[0])
+                    del top[count:]
         self._seen += len(rows)
 
     def _end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -306,17 +308,17 @@ class Samples(Callback):
         datamodule: Any = getattr(trainer, "datamodule", None)
         name_of = getattr(datamodule, "name_of", lambda split, number: None)
 
-        def most(place: int, count: int) -> list[Shown]:
-            every = sorted((kept for found in each for kept in found[place]), key=lambda kept: -kept[0])[:count]
+        def most(index: int, count: int) -> list[Shown]:
+            ranked = sorted((entry for part in each for entry in part[index]), key=lambda entry: -entry[0])[:count]
             if len(each) > 1:  # only a single process, which reads all samples, knows their numbers
-                return [shown._replace(number=None) for _, shown in every]
-            return [shown._replace(file=name_of(self.split, shown.number)) for _, shown in every]
+                return [shown._replace(number=None) for _, shown in ranked]
+            return [shown._replace(file=name_of(self.split, shown.number)) for _, shown in ranked]
 
         names = getattr(datamodule, "class_names", None)
         gathered = Gathered(
             split=self.split,
             confusion=sum(matrices[1:], matrices[0]),
-            calibration=sum((found[4] for found in each[1:]), each[0][4]),
+            calibration=sum((part[4] for part in each[1:]), each[0][4]),
             worst=most(1, self.worst),
             random=most(2, self.random),
             names=[str(i) for i in range(len(matrices[0]))] if names is None else [str(name) for name in names],

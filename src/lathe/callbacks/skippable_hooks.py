@@ -124,8 +124,8 @@ class LearningRates:
         self.interval, self.schedulers = interval, list(trainer.lr_scheduler_configs)
         names, seen, kinds = monitor._find_names_from_schedulers(self.schedulers)
         others, left = monitor._find_names_from_optimizers(trainer.optimizers, seen, kinds)
-        for some in (names, others):
-            monitor._remap_keys(some)
+        for group_names in (names, others):
+            monitor._remap_keys(group_names)
         acting = [
             (config.scheduler.optimizer, own)
             for config, own in zip(self.schedulers, names, strict=True)

@@ -321,18 +321,18 @@ class EpochStats:
         self.gpu, self.resident = max(self.gpu, *gpus), max(self.resident, *resident)
         if not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch or not self.before + self.seconds:
             return {}
-        found: dict[str, float | None] = {"epoch_s": self.before + self.seconds}
+        metrics: dict[str, float | None] = {"epoch_s": self.before + self.seconds}
         self.whole.append(self.before + self.seconds)
         if reducer is not None:
             fastest, slowest = (math.nan, math.nan) if any(map(math.isnan, own)) else (min(own), max(own))
             rank = math.nan if math.isnan(slowest) else own.index(slowest)
-            found |= {"rank_ms_min": fastest, "rank_ms_max": slowest, "slowest_rank": float(rank)}
+            metrics |= {"rank_ms_min": fastest, "rank_ms_max": slowest, "slowest_rank": float(rank)}
             if not math.isnan(slowest):
                 self.own.append((fastest, slowest))
                 self.slowest.append(names[own.index(slowest)])
         self.before = 0.0
         self._start_epoch()
-        return found
+        return metrics
 
     def summary(self) -> dict[str, Any]:
         """Return medians over the epochs, a rank's peak memory, and the most often slowest rank, or None."""
@@ -347,14 +347,14 @@ class EpochStats:
         }
 
 
-def _row(found: Mapping[str, float | None]) -> dict[str, float]:
-    return {f"throughput/{name}": value for name, value in found.items() if value is not None}
+def _row(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    return {f"throughput/{name}": value for name, value in metrics.items() if value is not None}
 
 
-def _log(trainer: Trainer, found: Mapping[str, float | None]) -> None:
-    if (metrics := _row(found)) and trainer.is_global_zero:
+def _log(trainer: Trainer, metrics: Mapping[str, float | None]) -> None:
+    if (row := _row(metrics)) and trainer.is_global_zero:
         for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=trainer.global_step)
+            logger.log_metrics(row, step=trainer.global_step)
 
 
 def wait_for_ranks(trainer: Trainer, reducer: DistributedDataParallel | None) -> float | None:

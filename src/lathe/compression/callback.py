@@ -77,7 +77,6 @@ def steps_of(trainer: Trainer) -> int:
 
 
 def compressions(trainer: Trainer) -> list[Compression]:
-    """Return the compression methods of a run."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     return [callback for callback in callbacks if isinstance(callback, Compression)]
 
@@ -104,16 +103,10 @@ def an_input(trainer: Trainer, pl_module: LightningModule, samples: int, device:
 def inputs_of(datamodule: Any, batches: int) -> list[Any]:
     """Return the core's inputs for the first `batches` training batches; the data are those of `reads_for`, a task."""
     task = getattr(datamodule, "reads_for", None)
-    found = train_batches(datamodule)
+    loaded = train_batches(datamodule)
     if task is None:
-        return [net_input(batch) for batch in islice(found, batches)]
-    return [call.example for call in record_calls(task, found, batches, split="train")]
-
-
-def first_inputs(trainer: Trainer, pl_module: LightningModule, count: int) -> list[Any]:
-    """Return the core's inputs for `first_batches`."""
-    batches = first_batches(trainer, pl_module, count)
-    return [call.example for call in record_calls(pl_module, batches, count, split="train")]
+        return [net_input(batch) for batch in islice(loaded, batches)]
+    return [call.example for call in record_calls(task, loaded, batches, split="train")]
 
 
 def first_batches(

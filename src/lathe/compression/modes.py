@@ -44,8 +44,12 @@ def without_memory(net: nn.Module) -> nn.Module:
 def uncompiled(net: nn.Module) -> AbstractContextManager[Any]:
     """Run a compiled net as written within the context: hooks run, and other shapes do not recompile."""
     # set_stance imports the compiler, which takes seconds
-    compiled = any(module._compiled_call_impl is not None for module in net.modules())
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+    return torch.compiler.set_stance("force_eager") if is_compiled(net) else nullcontext()
+
+
+def is_compiled(net: nn.Module) -> bool:
+    """Return whether torch.compile compiles `net` or a part of it."""
+    return any(module._compiled_call_impl is not None for module in net.modules())
 
 
 def reestimate_batchnorm(net: nn.Module, batches: Iterable[Tensor | Call], limit: int | None = 15) -> int:

@@ -13,8 +13,8 @@ def structure_of(net: nn.Module) -> dict[str, Any]:
         return {}  # avoids the imports for most nets
     from lathe.compression import channels, quantization
 
-    found = {"channels": channels.describe(net), "quantization": quantization.describe(net)}
-    return {name: description for name, description in found.items() if description}
+    descriptions = {"channels": channels.describe(net), "quantization": quantization.describe(net)}
+    return {name: description for name, description in descriptions.items() if description}
 
 
 def apply_structure(net: nn.Module, structure: dict[str, Any]) -> None:

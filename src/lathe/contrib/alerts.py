@@ -154,7 +154,7 @@ class Alerts(Callback):
         if stage != "fit":
             return
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # a connector sets it
-        self._throughput = next((one for one in callbacks if isinstance(one, Throughput)), None)
+        self._throughput = next((callback for callback in callbacks if isinstance(callback, Throughput)), None)
         message = f"{KEY}.throughput_drop={self.throughput_drop} needs callbacks.throughput: add it, or set null."
         require(self.throughput_drop is None or self._throughput is not None, message)
         if self.temperature is None or not trainer.is_global_zero:
@@ -177,9 +177,9 @@ class Alerts(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        interval: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
         step = trainer.global_step
-        if not trainer.is_global_zero or not every or not reached(trainer, every) or step == self._logged:
+        if not trainer.is_global_zero or not interval or not reached(trainer, interval) or step == self._logged:
             return
         self._logged = step
         self._look_at_throughput(trainer)
@@ -233,10 +233,10 @@ class Alerts(Callback):
 
     def _celsius(self) -> float | None:
         if self._gpus:
-            known = [gpu.celsius() for gpu in self._gpus]
-            return max((found for found in known if found is not None), default=None)
+            readings = [gpu.celsius() for gpu in self._gpus]
+            return max((reading for reading in readings if reading is not None), default=None)
         sensors: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict[str, Any])()  # Linux and FreeBSD only
-        return max((one.current for group in sensors.values() for one in group), default=None)
+        return max((sensor.current for group in sensors.values() for sensor in group), default=None)
 
     def _judge(self, trainer: Trainer, kind: str, bad: bool, text: str, value: float, limit: float) -> None:
         if bad == (kind in self._on):

@@ -38,8 +38,8 @@ class DP(SingleDeviceStrategy):
     ) -> None:
         message = "strategy=dp drives several GPUs from one process and none is visible here: use strategy=ddp or auto."
         require(torch.cuda.is_available(), message)
-        every = devices in (None, "auto", -1)
-        count = torch.cuda.device_count() if every or not isinstance(devices, int) else devices
+        all_visible = devices in (None, "auto", -1)
+        count = torch.cuda.device_count() if all_visible or not isinstance(devices, int) else devices
         self.devices = list(devices) if isinstance(devices, list) else list(range(count))
         super().__init__(device=torch.device("cuda", self.devices[0]))
         self._parallel: nn.DataParallel[nn.Module] | None = None

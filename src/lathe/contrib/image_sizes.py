@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lathe.callbacks.module_access import net_of, planned_batches, task_of
-from lathe.compression.modes import evaluated
+from lathe.compression.modes import evaluated, is_compiled
 from lathe.config.types import PositiveShare
 from lathe.config.validate import SPLIT_NETS
 from lathe.config.validation import validated
@@ -51,7 +51,7 @@ class ImageSizes(Callback):
         require(strategy not in SPLIT_NETS, f"callbacks.image_sizes needs a whole net, and {strategy} cuts it: {OUT}.")
         self._whole = whole
         net: Any = net_of(pl_module)
-        compiled = getattr(net, "_compiled_call_impl", None) is not None or "whole_step" in vars(pl_module)
+        compiled = is_compiled(net) or "whole_step" in vars(pl_module)
         message = f"callbacks.image_sizes: compiled code takes one size of images: use compile=none, or {OUT}."
         require(not compiled, message)
         like = next(net.parameters(), torch.empty(0))

@@ -49,9 +49,9 @@ class TorchScript(Target):
         self.method, self.freeze, self.fuse = method, freeze, fuse
 
     def export(self, net: nn.Module, example: Tensor, path: str | Path) -> None:
-        found, given, buffer = copied(net, floats=True), stand_in(net, example)[0], io.BytesIO()
+        plain, inputs, buffer = copied(net, floats=True), stand_in(net, example)[0], io.BytesIO()
         with whole(path) as temporary, torch.no_grad(), quiet():
-            module = _traced(found, given) if self.method == "trace" else _scripted(found, given)
+            module = _traced(plain, inputs) if self.method == "trace" else _scripted(plain, inputs)
             if self.freeze:
                 module = torch.jit.freeze(module)
             torch.jit.save(module, buffer, _extra_files={NOTE: json.dumps({"fuse": self.fuse})})
@@ -79,13 +79,13 @@ class TorchScript(Target):
         return on_arrays(_Fused(module) if fuse and torch.backends.mkldnn.is_available() else module, threads)
 
 
-def _traced(net: nn.Module, given: Tensor) -> Any:
-    return torch.jit.trace(net, (given,), check_trace=False)
+def _traced(net: nn.Module, example: Tensor) -> Any:
+    return torch.jit.trace(net, (example,), check_trace=False)
 
 
-def _scripted(net: nn.Module, given: Tensor) -> Any:
+def _scripted(net: nn.Module, example: Tensor) -> Any:
     if isinstance(net, Shipped):  # preprocessing has no data-dependent branches
-        return torch.jit.script(nn.Sequential(_traced(net.preprocess, given), _scripted(net.net, given)).eval())
+        return torch.jit.script(nn.Sequential(_traced(net.preprocess, example), _scripted(net.net, example)).eval())
     for name, module in list(net.named_modules()):
         if isinstance(module, nn.ModuleList) and hasattr(module, "in_segments"):  # its forward can recompute
             net.set_submodule(name, nn.Sequential(*module).eval())
@@ -141,13 +141,13 @@ class _Fused:
         was = torch.jit.onednn_fusion_enabled()  # of this process; read when a plan is made
         try:
             torch.jit.enable_onednn_fusion(False)
-            wanted = self.module(x)
+            expected = self.module(x)
             torch.jit.enable_onednn_fusion(True)
             for _ in range(2):  # the first call records shapes, the second makes the plan
-                found = function(self.module._c, x)
-            finite = wanted[wanted.isfinite()].abs()
+                outputs = function(self.module._c, x)
+            finite = expected[expected.isfinite()].abs()
             within = {"rtol": CLOSE, "atol": CLOSE * float(finite.max()) if finite.numel() else 0.0}
-            if found.shape == wanted.shape and torch.allclose(found, wanted, **within, equal_nan=True):
+            if outputs.shape == expected.shape and torch.allclose(outputs, expected, **within, equal_nan=True):
                 return lambda x: function(self.module._c, x)
         except RuntimeError:
             pass

@@ -113,28 +113,28 @@ class TorchServe(Target):
         folder = Path(tempfile.mkdtemp(prefix=scratch_prefix()))
         try:
             unpack(path, folder)
-            found: Callable[[Array], Array] = Model(folder, threads).run
+            forward: Callable[[Array], Array] = Model(folder, threads).run
         except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, RuntimeError | KeyError | TypeError):  # a torn payload, or one for another machine
                 raise UserError(f"{path} can't be loaded, {error}: export the run again, here.") from error
             raise
-        weakref.finalize(found, shutil.rmtree, folder, True)  # not earlier: a payload may read its file later
-        return found
+        weakref.finalize(forward, shutil.rmtree, folder, True)  # not earlier: a payload may read its file later
+        return forward
 
 
 def sources() -> dict[str, str]:
     """Return names and contents of the handler and of Lathe's modules that it imports, renamed to single files."""
-    found: dict[str, str] = {}
-    wanted = [HANDLER]
-    while wanted:
-        module = wanted.pop()
-        if file_of(module) in found:
+    texts: dict[str, str] = {}
+    modules = [HANDLER]
+    while modules:
+        module = modules.pop()
+        if file_of(module) in texts:
             continue
         text = (Path(__file__).parents[2] / f"{module.replace('.', '/')}.py").read_text()
-        wanted += [name for _, name in IMPORT.findall(text)]
-        found[file_of(module)] = IMPORT.sub(lambda match: match[1] + match[2].replace(".", "_"), text)
-    return found
+        modules += [name for _, name in IMPORT.findall(text)]
+        texts[file_of(module)] = IMPORT.sub(lambda match: match[1] + match[2].replace(".", "_"), text)
+    return texts
 
 
 def file_of(module: str) -> str:
@@ -159,8 +159,8 @@ def archive(folder: Path, file: str) -> None:
         "archive-format": "zip-store",
         "export-path": ".",
     }
-    words = [word for key, value in options.items() for word in (f"--{key}", value)]
-    command = [sys.executable, "-m", "model_archiver.model_packaging", *words]
+    arguments = [word for key, value in options.items() for word in (f"--{key}", value)]
+    command = [sys.executable, "-m", "model_archiver.model_packaging", *arguments]
     environment = {**os.environ, "TMPDIR": str(scratch.resolve()), "PYTHONSAFEPATH": "1"}
     done = subprocess.run(  # noqa: S603  # its names are those above
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS

@@ -119,7 +119,7 @@ def handle(data: list[dict[str, Any]] | None, context: Any) -> list[bytes] | Non
         model = Model(context.system_properties["model_dir"])
     if data is None:
         return None
-    found: list[dict[str, Any] | None] = [None] * len(data)
+    results: list[dict[str, Any] | None] = [None] * len(data)
     groups: dict[tuple[int, ...], list[tuple[int, tuple[Array, bool]]]] = defaultdict(list)
     for index, request in enumerate(data):
         name = "data" if "data" in request else "body"
@@ -127,14 +127,14 @@ def handle(data: list[dict[str, Any]] | None, context: Any) -> list[bytes] | Non
             samples, single = model.decoded(request.get(name, b""), content_type(context, index, name))
             groups[samples.shape[1:]].append((index, (samples, single)))
         except BadRequest as refused:
-            found[index] = failed(context, index, refused.status, refused.sentence)
+            results[index] = failed(context, index, refused.status, refused.sentence)
     for members in groups.values():
         for (index, _), result in zip(members, model.answers([request for _, request in members]), strict=True):
             sentence = "The net could not compute an answer: see the server's log."
-            found[index] = result or failed(context, index, 500, sentence)
+            results[index] = result or failed(context, index, 500, sentence)
     for index in range(len(data)):
         context.set_response_content_type(index, JSON)
-    return [json.dumps(result).encode() for result in found]
+    return [json.dumps(result).encode() for result in results]
 
 
 def content_type(context: Any, index: int, name: str) -> str:

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from lathe.callbacks.module_access import task_of
+from lathe.compression.modes import is_compiled
 from lathe.config.types import NonNegativeInt
 from lathe.config.validation import validated
 
@@ -90,12 +91,12 @@ class WhatIf(Callback):
             _set_rng_states(states)
             self._batch = None
         middle = {name: statistics.median(ratios) for name, ratios in faster.items()}
-        told = [
+        advice = [
             f"{name} would have been {middle[name]:.1f} x as fast here (measured on {self.steps} steps, "
             f"{min(ratios):.1f} to {max(ratios):.1f}){f': {TYPED[name]}' if name in TYPED else ''}"
             for name, ratios in sorted(faster.items(), key=lambda pair: -middle[pair[0]])
         ]
-        self.line = f"{'; '.join(told)}." if told else "" if self.min_steps else otherwise
+        self.line = f"{'; '.join(advice)}." if advice else "" if self.min_steps else otherwise
         if self.line:
             print(f"callbacks.what_if: {self.line}", flush=True)
 
@@ -112,11 +113,11 @@ class WhatIf(Callback):
             others["all of these"] = {key: value for change in computed for key, value in change.items()}
         device = trainer.strategy.root_device
         batch = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, self._batch)
-        found = {name: self._ratios(trainer, task, change, batch) for name, change in others.items()}
-        return (
-            {name: some for name, some in found.items() if min(some) > 1 and statistics.median(some) >= self.at_least},
-            f"nothing of {', '.join(found)} would have been {self.at_least:g} x as fast here (measured on "
-            f"{self.steps} steps of each).",
+        ratios = {name: self._ratios(trainer, task, change, batch) for name, change in others.items()}
+        faster = {name: r for name, r in ratios.items() if min(r) > 1 and statistics.median(r) >= self.at_least}
+        return faster, (
+            f"nothing of {', '.join(ratios)} would have been {self.at_least:g} x as fast here (measured on "
+            f"{self.steps} steps of each)."
         )
 
     def _ratios(self, trainer: Trainer, task: Any, change: dict[str, Any], batch: Any) -> list[float]:
@@ -125,7 +126,7 @@ class WhatIf(Callback):
         pairs, threads = [], torch.get_num_threads()
         for number in range(WARMUP + self.steps):
             first, second = (own, other) if number % 2 else (other, own)  # alternates the order
-            times = {id(one): one(batch) for one in (first, second)}
+            times = {id(step): step(batch) for step in (first, second)}
             pairs.append(times[id(own)] / times[id(other)])
         torch.set_num_threads(threads)
         return pairs[WARMUP:]
@@ -134,10 +135,9 @@ class WhatIf(Callback):
 def _unrepeatable(trainer: Trainer, task: Any) -> str | None:
     """Return the reason why steps can't run outside the run; None if they can."""
     module = trainer.lightning_module
-    compiled = "whole_step" in vars(module) or any(one._compiled_call_impl is not None for one in module.modules())
     if not isinstance(trainer.strategy, SingleDeviceStrategy):
         return f"{type(trainer.strategy).__name__} shares a step out among processes"
-    if compiled:
+    if "whole_step" in vars(module) or is_compiled(module):
         return "a copy of a compiled net is not compiled"
     if trainer.accumulate_grad_batches != 1:
         return f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} makes a step of several batches"
@@ -160,20 +160,20 @@ def _unrepeatable(trainer: Trainer, task: Any) -> str | None:
 
 def _changes(trainer: Trainer, task: Any) -> dict[str, dict[str, Any]]:
     """Return the settings that the run does not have, by name, as arguments of `make_step`."""
-    found: dict[str, dict[str, Any]] = {}
+    changes: dict[str, dict[str, Any]] = {}
     device, plugin = trainer.strategy.root_device, trainer.precision_plugin
     full = str(trainer.precision) == "32-true" and not isinstance(plugin, MixedPrecision)
     if full and (device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)):
-        found["bf16"] = {"bf16": True}
+        changes["bf16"] = {"bf16": True}
     weights = [module.weight for module in task.net.modules() if isinstance(module, nn.Conv2d)]
     if any(not weight.is_contiguous(memory_format=torch.channels_last) for weight in weights):
-        found["channels_last"] = {"last": True}
-    given, fastest = trainer.optimizers[0].defaults, task.optimizer_over(task.net, None).defaults
-    if any(fastest.get(kernel) and not given.get(kernel) for kernel in ("fused", "foreach")):
-        found["fused optimizer"] = {"fused": True}
+        changes["channels_last"] = {"last": True}
+    defaults, fastest = trainer.optimizers[0].defaults, task.optimizer_over(task.net, None).defaults
+    if any(fastest.get(kernel) and not defaults.get(kernel) for kernel in ("fused", "foreach")):
+        changes["fused optimizer"] = {"fused": True}
     if device.type == "cpu" and torch.get_num_threads() > 1:
-        found["one thread"] = {"threads": 1}
-    return found
+        changes["one thread"] = {"threads": 1}
+    return changes
 
 
 def make_step(
@@ -184,11 +184,11 @@ def make_step(
     The settings are the run's but for bfloat16, `last` for channels last, the fastest kernels of the optimizer
     (`fused`), and the number of `threads`.
     """
-    device, given = trainer.strategy.root_device, trainer.optimizers[0].defaults
-    kernels = {name: given[name] for name in ("fused", "foreach") if given.get(name) is not None}
+    device, defaults = trainer.strategy.root_device, trainer.optimizers[0].defaults
+    kernels = {name: defaults[name] for name in ("fused", "foreach") if defaults.get(name) is not None}
     # without copies of Trainer, callbacks and metrics
     others = (trainer, task.meters, *trainer.callbacks)  # type: ignore[attr-defined]
-    copied = copy.deepcopy(task, {id(one): one for one in others}).train()
+    copied = copy.deepcopy(task, {id(item): item for item in others}).train()
     vars(copied)["_trainer"] = trainer  # deepcopy of a LightningModule leaves it out
     net = copied.net.to(memory_format=torch.channels_last) if last else copied.net
     optimizer: Optimizer = task.optimizer_over(net, None if fused else kernels)

@@ -6,6 +6,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lathe.callbacks.module_access import net_of
+from lathe.compression.modes import is_compiled
 from lathe.config.types import Count, NonNegativeInt
 from lathe.config.validation import validated
 from lathe.errors import require
@@ -38,7 +39,7 @@ class Whitening(Callback):
             message = f"callbacks.whitening: {type(owner).__name__} has no method {method}: leave it out."
             require(hasattr(owner, method), message)
         if self.settle_epoch is not None:
-            compiled = getattr(net, "_compiled_call_impl", None) is not None or "whole_step" in vars(pl_module)
+            compiled = is_compiled(net) or "whole_step" in vars(pl_module)
             message = (
                 f"callbacks.whitening.settle_epoch={self.settle_epoch} works in one process, not compiled: set null."
             )

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.skippable_hooks import SkippableHooks
-from lathe.compression.callback import Compression, an_input, first_batches, first_inputs, steps_of
+from lathe.compression.callback import Compression, an_input, first_batches, steps_of
 from lathe.compression.channels.removal import (
     Group,
     Options,
@@ -35,7 +35,7 @@ from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, require, under
 from lathe.measure.flops import net_input
 from lathe.measure.shards import local, parameters_of, part_of, whole
-from lathe.tasks.core import core_name, core_of, is_foreign
+from lathe.tasks.core import core_name, core_of, is_foreign, record_calls
 
 KEY = "compression.prune_channels"
 BATCHES = 15  # for BatchNorm's statistics and for `taylor`
@@ -147,7 +147,8 @@ class PruneChannels(SkippableHooks, Compression):
         self._dense = net, example
         self._choose(trainer, net)
         remove(net, self._groups, self.chosen or {})
-        reestimate_batchnorm(net, first_inputs(trainer, pl_module, BATCHES), BATCHES)
+        calls = record_calls(pl_module, first_batches(trainer, pl_module, BATCHES), BATCHES, split="train")
+        reestimate_batchnorm(net, [call.example for call in calls], BATCHES)
         if trainer.world_size > 1:
             for buffer in net.buffers():
                 torch.distributed.broadcast(buffer, src=0)

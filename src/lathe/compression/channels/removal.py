@@ -1,14 +1,13 @@
 """Channels, heads and hidden units of a net: which depend on each other, which to remove, and their removal."""
 
 import copy
-import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from operator import attrgetter
-from statistics import median
 from typing import Any, Literal
 
 import torch
@@ -22,6 +21,7 @@ from lathe.config.types import ChannelBudget, ChannelImportance, Count, Name, Op
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, uninstalled
 from lathe.measure.calls import Call, output_of, run
+from lathe.measure.comparison import interleaved
 
 _KEY = "_channels_removed"  # in a net's __dict__, which deepcopy copies
 
@@ -43,7 +43,6 @@ class Slice:
 
     @property
     def name(self) -> str:
-        """Return the tensor's name in the net."""
         return f"{self.module}.{self.tensor}" if self.module else self.tensor
 
 
@@ -126,19 +125,19 @@ def silence(net: nn.Module, groups: Sequence[Group], chosen: Mapping[str, Sequen
 
 def positions(groups: Iterable[Group], chosen: Mapping[str, Sequence[int]]) -> dict[str, dict[int, set[int]]]:
     """Return the positions that `remove` removes, by tensor name and dimension."""
-    found: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+    dropped: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     for group in groups:
         units = list(chosen.get(group.name, ()))
         for part in group.slices if units else ():
-            found[part.name][part.dim].update(part.index[units].flatten().tolist())
-    return found
+            dropped[part.name][part.dim].update(part.index[units].flatten().tolist())
+    return dropped
 
 
 def staying(shape: Sequence[int], dims: Mapping[int, Iterable[int]]) -> tuple[Tensor, ...]:
     """Return an index of what remains of a tensor of `shape` without the positions `dims`."""
-    gone = {dim: set(places) for dim, places in dims.items()}
-    kept = [[i for i in range(size) if i not in gone.get(dim, ())] for dim, size in enumerate(shape)]
-    return tuple(torch.tensor(places).view(-1, *[1] * (len(shape) - 1 - dim)) for dim, places in enumerate(kept))
+    dropped = {dim: set(places) for dim, places in dims.items()}
+    remaining = [[i for i in range(size) if i not in dropped.get(dim, ())] for dim, size in enumerate(shape)]
+    return tuple(torch.tensor(places).view(-1, *[1] * (len(shape) - 1 - dim)) for dim, places in enumerate(remaining))
 
 
 def describe(net: nn.Module) -> dict[str, Any]:
@@ -160,13 +159,11 @@ def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
             raise UserError(
                 f"The structure's {name} has shape {list(shape)}, and the net's {list(old)}: it is of another net."
             )
-    for path, attributes in modules.items():  # before any change
-        for attribute, value in attributes.items():
-            old = getattr(net.get_submodule(path), attribute)
-            if type(old) is not int or type(value) is not int or not 0 < value <= old:
-                raise UserError(
-                    f"The structure's {path}.{attribute} is {value!a}, and the net's {old!r:.60}: it is of another net."
-                )
+    counts = [(net.get_submodule(path), *item) for path, values in modules.items() for item in values.items()]
+    for module, attribute, value in counts:  # before any change
+        old = getattr(module, attribute)
+        if type(old) is not int or type(value) is not int or not 0 < value <= old:
+            raise UserError(f"The structure's {attribute} is {value!a}, the net's {old!r:.60}: it is of another net.")
     new: dict[int, Tensor] = {}
     for name, shape in tensors.items():
         tensor = named[name]
@@ -175,9 +172,8 @@ def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
     for name, tensor in named.items():  # a tied tensor has several names
         if id(tensor) in new:
             _put(net, name, new[id(tensor)])
-    for path, attributes in modules.items():
-        for attribute, value in attributes.items():
-            setattr(net.get_submodule(path), attribute, value)
+    for module, attribute, value in counts:
+        setattr(module, attribute, value)
     net.__dict__[_KEY] = copy.deepcopy(description)
 
 
@@ -228,15 +224,16 @@ def find_groups(net: nn.Module, example: Tensor | Call, exclude: Sequence[str] =
     with torch.no_grad():  # away from zero, where a wrong channel would not change the output
         for parameter in twin.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    found = [*_dependencies(twin, example), *head_groups(twin)]
+    candidates = [*_dependencies(twin, example), *head_groups(twin)]
     for pattern in exclude:
         if not any(fnmatchcase(name, pattern) for name, _ in net.named_modules() if name):
-            raise ArgumentError(
-                f"exclude={pattern} matches no layer of the net; units are of {found[0].name if found else 'none'}, ..."
-            )
-    found = _tied(twin, found)
+            first = candidates[0].name if candidates else "none"
+            raise ArgumentError(f"exclude={pattern} matches no layer of the net; units are of {first}, ...")
+    candidates = _tied(twin, candidates)
     groups = [
-        group for group in found if not any(fnmatchcase(name, pattern) for name in layers(group) for pattern in exclude)
+        group
+        for group in candidates
+        if not any(fnmatchcase(name, pattern) for name in layers(group) for pattern in exclude)
     ]
     if not groups:
         raise UserError(
@@ -262,9 +259,12 @@ def _tied(net: nn.Module, groups: list[Group]) -> list[Group]:
         for other in sharing:
             joined.remove(other)
         if all(other.units == group.units for other in sharing):
-            every = [*sharing, group]
-            slices, sizes = sum((one.slices for one in every), ()), sum((one.sizes for one in every), ())
-            joined.append(replace(every[0], slices=slices, sizes=sizes))
+            members = [*sharing, group]
+            slices, sizes = (
+                sum((member.slices for member in members), ()),
+                sum((member.sizes for member in members), ()),
+            )
+            joined.append(replace(members[0], slices=slices, sizes=sizes))
     joined = [group for group in joined if all(count == uses[key[0]] for key, count in tied(group).items())]
     names = {name for name, _ in [*net.named_parameters(), *net.named_buffers()]}  # first name of a tied tensor
     return [replace(group, slices=tuple(part for part in group.slices if part.name in names)) for group in joined]
@@ -283,7 +283,7 @@ def _dependencies(net: nn.Module, example: Tensor | Call) -> list[Group]:
         graph = tp.DependencyGraph()
         try:
             graph.build_dependency(net, example, forward_fn=_answer, verbose=False)
-            found = list(graph.get_all_groups(root_module_types=[nn.modules.conv._ConvNd, nn.Linear]))
+            dependencies = list(graph.get_all_groups(root_module_types=[nn.modules.conv._ConvNd, nn.Linear]))
         except UserError:
             raise
         except Exception as error:
@@ -291,17 +291,17 @@ def _dependencies(net: nn.Module, example: Tensor | Call) -> list[Group]:
     names = {module: name for name, module in net.named_modules()}
     apart = {module.get_submodule(part) for module in attentions(net).values() for part in PROJECTIONS}
     order = {name: position for position, name in enumerate(names.values())}
-    groups = [group for group in (_group(graph, group, names, apart) for group in found) if group is not None]
+    groups = [group for group in (_group(graph, group, names, apart) for group in dependencies) if group is not None]
     return sorted(groups, key=lambda group: order[group.name])
 
 
-def _group(graph: Any, found: Any, names: dict[nn.Module, str], apart: set[nn.Module]) -> Group | None:
+def _group(graph: Any, dependency: Any, names: dict[nn.Module, str], apart: set[nn.Module]) -> Group | None:
     """Return a group of torch-pruning as names and positions; None if it is not removable."""
-    root, end = found[0].dep.target.module, next(iter(graph.module2node))  # the graph is built from the output
+    root, end = dependency[0].dep.target.module, next(iter(graph.module2node))  # the graph is built from the output
     units = int(graph.get_out_channels(root))
     slices: list[Slice] = []
     sizes: list[tuple[str, str, int]] = []
-    for item in found.items:
+    for item in dependency.items:
         module, function = item.dep.target.module, item.dep.handler
         out = bool(graph.is_out_channel_pruning_fn(function))
         if module is end and out:
@@ -372,10 +372,10 @@ def _prove(net: nn.Module, groups: list[Group], example: Tensor | Call) -> None:
 
 
 def _answer(net: nn.Module, example: Tensor | Call) -> Tensor:
-    found = output_of(run(net, example))
-    if found is None:
+    output = output_of(run(net, example))
+    if output is None:
         raise UserError(f"{type(net).__name__} returns several tensors, whose channels are not followed. Use prune.")
-    return found
+    return output
 
 
 def _unfollowed(net: nn.Module, reason: str) -> UserError:
@@ -439,7 +439,7 @@ def scores(
             of the loss (Molchanov et al. 2019, arXiv:1906.10771), given as `sensitivity`; `random`.
     """
     generator = torch.Generator().manual_seed(seed)
-    found: dict[str, Tensor] = {}
+    by_group: dict[str, Tensor] = {}
     for group in groups:
         weights = [(part, tensors[part.name].float()) for part in group.slices if part.tensor == "weight"]
         if importance == "random":
@@ -461,20 +461,20 @@ def scores(
             sums = torch.stack([per_unit(weight.abs() ** power, part) for part, weight in rows]).sum(0)
             score = sums ** (1 / power)
         score = score.detach().cpu()
-        found[group.name] = score / score.mean().clamp_min(torch.finfo(torch.float32).tiny)
-    return found
+        by_group[group.name] = score / score.mean().clamp_min(torch.finfo(torch.float32).tiny)
+    return by_group
 
 
 def loss_change(
     groups: Sequence[Group], tensors: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return each unit's squared sum of weight x gradient; its mean over batches is `sensitivity`."""
-    found = {}
+    changes = {}
     for group in groups:
         makers = [part for part in group.slices if part.role == "out" and part.name in gradients]
         products = [per_unit((tensors[part.name] * gradients[part.name]).float(), part) for part in makers]
-        found[group.name] = torch.stack(products).sum(0).square() if products else torch.zeros(group.units)
-    return found
+        changes[group.name] = torch.stack(products).sum(0).square() if products else torch.zeros(group.units)
+    return changes
 
 
 def per_unit(values: Tensor, part: Slice) -> Tensor:
@@ -563,9 +563,9 @@ class Options:
         Raises:
             ArgumentError: the budget can't be met.
         """
-        found = scores(groups, tensors, self.importance, sensitivity=sensitivity, seed=seed)
-        ranked = sorted((float(score), g) for g, group in enumerate(groups) for score in found[group.name])
-        orders = [torch.argsort(found[group.name], stable=True).tolist() for group in groups]
+        group_scores = scores(groups, tensors, self.importance, sensitivity=sensitivity, seed=seed)
+        ranked = sorted((float(score), g) for g, group in enumerate(groups) for score in group_scores[group.name])
+        orders = [torch.argsort(group_scores[group.name], stable=True).tolist() for group in groups]
         base, cost = self._cost(net, example)
 
         def removed(count: int) -> dict[str, list[int]]:
@@ -665,25 +665,13 @@ def skeleton(net: nn.Module, example: Tensor | Call) -> tuple[nn.Module, Tensor 
     bare = without_memory(net)
     for module in bare.modules():
         if isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward:
-            module.forward = _unchanged  # type: ignore[method-assign,assignment]
+            module.forward = lambda x: x  # type: ignore[method-assign,assignment]
     return bare, example[:1].detach().to("meta")
 
 
-def _unchanged(x: Tensor) -> Tensor:
-    return x
-
-
 def latency_share(small: nn.Module, dense: nn.Module, example: Tensor | Call) -> float:
-    """Return the median time of 15 forward passes of `small` over that of `dense`, in alternating order."""
-    times: dict[nn.Module, list[float]] = {small: [], dense: []}
+    """Return the median time of 15 forward passes of `small` over that of `dense`."""
+    calls = {"small": partial(run, small, example), "dense": partial(run, dense, example)}
     with torch.inference_mode():
-        for _ in range(18):  # three of them warm up
-            for net, taken in times.items():
-                if example.device.type == "cuda":
-                    torch.cuda.synchronize(example.device)
-                began = time.perf_counter()
-                run(net, example)
-                if example.device.type == "cuda":
-                    torch.cuda.synchronize(example.device)
-                taken.append(time.perf_counter() - began)
-    return median(times[small][3:]) / median(times[dense][3:])
+        times = interleaved(calls, repeats=15, warmup=3, device=example.device)
+    return times["small"].median / times["dense"].median

@@ -91,10 +91,12 @@ class Distill(Compression):
         self.methods = method.split("+") if isinstance(method, str) else list(method)
         if len(set(self.methods)) != len(self.methods):
             raise ArgumentError(f"method={method} names a method twice: name different ones of {', '.join(WEIGHTS)}.")
-        given = weight if isinstance(weight, Mapping) else {} if weight is None else dict.fromkeys(self.methods, weight)
-        if not set(given) <= set(self.methods):
+        factors = (
+            weight if isinstance(weight, Mapping) else {} if weight is None else dict.fromkeys(self.methods, weight)
+        )
+        if not set(factors) <= set(self.methods):
             raise ArgumentError(f"weight={weight} names other methods than method={'+'.join(self.methods)}.")
-        self.weights = {name: float(given.get(name, WEIGHTS[name])) for name in self.methods}
+        self.weights = {name: float(factors.get(name, WEIGHTS[name])) for name in self.methods}
         if cache and set(self.methods) & set(FEATURES):
             raise ArgumentError(
                 f"cache={cache} keeps logits alone, and {'+'.join(self.methods)} needs layers: set cache=0."
@@ -152,7 +154,7 @@ class Distill(Compression):
             now = torch.stack((hard.detach().float(), soft.detach().float(), torch.ones((), device=soft.device)))
             self._sums = now if self._sums is None else self._sums + now
         if self._capture is not None:
-            self._capture.found.clear()
+            self._capture.features.clear()
         return terms
 
     def check(self, net: nn.Module) -> None:
@@ -170,8 +172,8 @@ class Distill(Compression):
         self._undo.append(net.register_forward_pre_hook(copy_input).remove)  # the teachers read the batch afterwards
         student = Probe.of(net, example)
         for index, (spec, teacher) in enumerate(zip(self.teachers.specs, self.teachers.nets, strict=True)):
-            found = _probe_teacher(name_of(spec), teacher, example, student)
-            self.comparisons.append(Comparison(self, student, found, torch.initial_seed() + index))
+            probe = _probe_teacher(name_of(spec), teacher, example, student)
+            self.comparisons.append(Comparison(self, student, probe, torch.initial_seed() + index))
         names = [ours for comparison in self.comparisons for pairs in comparison.pairs.values() for ours, _ in pairs]
         self._capture = Capture(net, names, training_only=True) if names else None
         if trained := self._trained():
@@ -196,27 +198,27 @@ class Distill(Compression):
             self.teachers.cache is None or isinstance(example, Tensor),
             f"{KEY}.cache is for a net with one input: set cache=0.",
         )
-        found: dict[str, Any] = {}  # of the last call of the core in a step
+        last_call: dict[str, Any] = {}  # of the last call of the core in a step
 
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            found["call"] = Call(args, kwargs).detach().map(Tensor.clone)
+            last_call["call"] = Call(args, kwargs).detach().map(Tensor.clone)
 
         def after(_: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
-            found["outputs"] = outputs
+            last_call["outputs"] = outputs
 
         inner = module.training_step
 
         @wraps(inner)
         def training_step(batch: Any, *args: Any, **kwargs: Any) -> Any:
-            found.clear()
+            last_call.clear()
             returned = inner(batch, *args, **kwargs)
             if returned is None:
                 return None
-            outputs = output_of(found.get("outputs"))
+            outputs = output_of(last_call.get("outputs"))
             require(outputs is not None, f"{KEY}: {name}.training_step has no single tensor of the core to compare.")
             pair = batch[:2] if isinstance(batch, list | tuple) else None  # inputs and targets
             loss = returned["loss"] if isinstance(returned, Mapping) else returned
-            terms = self._with_soft({"loss": loss}, cast(Tensor, outputs), found["call"].example, pair)
+            terms = self._with_soft({"loss": loss}, cast(Tensor, outputs), last_call["call"].example, pair)
             total = sum(terms.values())
             return {**returned, "loss": total} if isinstance(returned, Mapping) else total
 
@@ -378,18 +380,18 @@ def _probe_teacher(name: str, net: nn.Module, example: Tensor | Call, student: P
     tensor = example if isinstance(example, Tensor) else next(iter(example.tensors().values()))
     shape = list(tensor.shape[1:])
     try:
-        found = Probe.of(net, example)
+        probe = Probe.of(net, example)
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         raise UserError(
             f"{KEY}.teacher={name} can't take this data's inputs of shape {shape} "
             f"({' '.join(str(error).split())}): take a teacher that was trained on the same data."
         ) from error
     require(
-        found.output.shape == student.output.shape,
-        f"{KEY}.teacher={name} gives outputs of shape {list(found.output.shape[1:])} and the student "
+        probe.output.shape == student.output.shape,
+        f"{KEY}.teacher={name} gives outputs of shape {list(probe.output.shape[1:])} and the student "
         f"{list(student.output.shape[1:])}: take a teacher that was trained on the same classes.",
     )
-    return found
+    return probe
 
 
 class Teachers:
@@ -412,12 +414,12 @@ class Teachers:
                 f"{KEY}.teacher={spec!r:.80}: give a finished run's directory, ema, or {{net: ..., weights: ...}}.",
             )
         require(len(self.specs) == 1 or "ema" not in self.specs, f"{KEY}.teacher={teacher}: ema teaches alone.")
-        given = weights or [1.0] * len(self.specs)
-        if len(given) != len(self.specs):
+        factors = weights or [1.0] * len(self.specs)
+        if len(factors) != len(self.specs):
             raise ArgumentError(f"teacher_weights={weights}: give {len(self.specs)} numbers, one for each teacher.")
         if cache and "ema" in self.specs:
             raise ArgumentError(f"cache={cache} needs a teacher that does not change, unlike teacher=ema: set cache=0.")
-        self.shares = [value / sum(given) for value in given]
+        self.shares = [value / sum(factors) for value in factors]
         self.ema_decay = ema_decay
         self.cache = LogitCache(int(cache * 2**20)) if cache else None
         self.average: Average | None = None
@@ -516,7 +518,9 @@ def load_weights(net: nn.Module, path: str) -> None:
     except Exception as error:  # a damaged or malicious file can raise nearly anything
         raise UserError(f"{key} can't be read ({' '.join(str(error).split())[:80]}): give a checkpoint.") from error
     weights: Any = state.get("state_dict", state) if isinstance(state, dict) else {}
-    tensors = isinstance(weights, dict) and all(isinstance(one, Tensor) and not one.is_meta for one in weights.values())
+    tensors = isinstance(weights, dict) and all(
+        isinstance(tensor, Tensor) and not tensor.is_meta for tensor in weights.values()
+    )
     require(bool(weights) and tensors, f"{key} does not hold plain tensors: give a checkpoint, or a state dict.")
     apply_structure(net, state.get("structure", {}))
     try:
@@ -628,7 +632,6 @@ class LogitCache:
         return logits
 
     def warn_if_useless(self) -> None:
-        """Warn once if the cache has saved nothing."""
         if self.lookups and not self.saved and not self._warned:
             self._warned = True
             rank_zero_warn(

@@ -183,12 +183,12 @@ def rkd(
     pairs = None if rows is None else (rows[:, None] * rows[None, :]).to(ours.dtype)
     loss = torch.zeros((), dtype=ours.dtype, device=ours.device)
     if distance_weight:
-        found = F.smooth_l1_loss(_distances(ours, pairs), _distances(theirs, pairs), reduction="none")
-        loss = loss + distance_weight * mean(found, pairs)
+        errors = F.smooth_l1_loss(_distances(ours, pairs), _distances(theirs, pairs), reduction="none")
+        loss = loss + distance_weight * mean(errors, pairs)
     if angle_weight:
-        found = F.smooth_l1_loss(_angles(ours), _angles(theirs), reduction="none")
+        errors = F.smooth_l1_loss(_angles(ours), _angles(theirs), reduction="none")
         triples = None if pairs is None or rows is None else pairs[None] * rows[:, None, None]
-        loss = loss + angle_weight * mean(found, triples)
+        loss = loss + angle_weight * mean(errors, triples)
     return loss
 
 
@@ -276,8 +276,8 @@ def crd(
         if labels is not None:
             absent = absent | (labels[:, None] == queue.labels[None, :])
         logits = torch.cat((logits, earlier.masked_fill(absent, -1e9)), dim=1)
-    every = torch.cat((positive, logits), dim=1)
-    return mean(every.logsumexp(1) - positive[:, 0], rows)
+    candidates = torch.cat((positive, logits), dim=1)
+    return mean(candidates.logsumexp(1) - positive[:, 0], rows)
 
 
 def _flat(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -300,21 +300,21 @@ class Probe:
     @classmethod
     def of(cls, net: nn.Module, x: Tensor | Call) -> "Probe":
         """Run `net` on `x` [batch, ...] once, in eval mode and uncompiled, and leave it unchanged."""
-        found = cls(net)
+        probe = cls(net)
 
         def look(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
             if isinstance(output, Tensor) and name:
-                found.shapes[name] = tuple(output.shape[1:])
+                probe.shapes[name] = tuple(output.shape[1:])
                 if isinstance(module, nn.Linear):
-                    found.head, found.embedding = name, tuple(inputs[0].shape[1:])
+                    probe.head, probe.embedding = name, tuple(inputs[0].shape[1:])
 
         handles = [module.register_forward_hook(partial(look, name)) for name, module in net.named_modules()]
         with evaluated(net, handles), torch.no_grad(), torch.compiler.set_stance("force_eager"):
             outputs = run(net, x)
         output = output_of(outputs)
         require(output is not None, f"{KEY}: {type(net).__name__} returns several tensors, none of them named logits.")
-        found.output = cast(Tensor, output)
-        return found
+        probe.output = cast(Tensor, output)
+        return probe
 
     def match(self, key: str, patterns: Sequence[str]) -> list[str]:
         """Return the layers that match `patterns` (`*` for anything), in the order of patterns and calls."""
@@ -338,13 +338,13 @@ class Capture:
     """
 
     def __init__(self, net: nn.Module, names: Sequence[str], training_only: bool) -> None:
-        self.found: dict[str, Tensor] = {}
+        self.features: dict[str, Tensor] = {}
         self._handles: list[RemovableHandle] = []
-        found = self.found  # hooks must not refer to this object, which the compiler would trace
+        features = self.features  # hooks must not refer to this object, which the compiler would trace
 
         def keep(name: str, module: nn.Module, tensor: Tensor) -> None:
             if module.training or not training_only:
-                found[name] = tensor.clone()  # the layer, or the next one, may modify it in place
+                features[name] = tensor.clone()  # the layer, or the next one, may modify it in place
 
         for name in dict.fromkeys(names):
             inner = name.removesuffix(".input")
@@ -357,7 +357,7 @@ class Capture:
 
     def take(self, name: str) -> Tensor:
         """Return a layer's features; raise UserError if it was not called, or this rank has only a shard."""
-        tensor = self.found.get(name)
+        tensor = self.features.get(name)
         if tensor is None or hasattr(tensor, "device_mesh"):
             why = "is sharded" if tensor is not None else "was not called as a module"
             raise UserError(f"{KEY}: the layer {name} {why}: use strategy=ddp, or method=kd, dkd or dist.")
@@ -366,7 +366,7 @@ class Capture:
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self.found.clear()
+        self.features.clear()
 
 
 def fits(method: str, student: Shape, teacher: Shape) -> bool:
@@ -387,24 +387,24 @@ def pairs_of(method: str, student: Probe, teacher: Probe, layers: tuple[Any, Any
     attention, of the middle stage for fitnets. Raises UserError if a pattern matches nothing, or numbers or shapes
     differ.
     """
-    chosen: list[list[str]] = []
-    for key, given, found in zip(("student_layers", "teacher_layers"), layers, (student, teacher), strict=True):
-        if given is not None:
-            chosen.append(found.match(key, [given] if isinstance(given, str) else list(given)))
-        elif method in ("rkd", "crd") and found.head is not None:
-            found.shapes[f"{found.head}.input"] = found.embedding
-            chosen.append([f"{found.head}.input"])
+    selections: list[list[str]] = []
+    for key, patterns, probe in zip(("student_layers", "teacher_layers"), layers, (student, teacher), strict=True):
+        if patterns is not None:
+            selections.append(probe.match(key, [patterns] if isinstance(patterns, str) else list(patterns)))
+        elif method in ("rkd", "crd") and probe.head is not None:
+            probe.shapes[f"{probe.head}.input"] = probe.embedding
+            selections.append([f"{probe.head}.input"])
         else:
             # the last of each run of `net.blocks` with one output shape
-            blocks = [name for name in found.shapes if name.startswith("blocks.") and name.count(".") == 1]
-            after = [*(found.shapes[name] for name in blocks[1:]), None]
-            ends = [name for name, later in zip(blocks, after, strict=True) if found.shapes[name] != later]
+            blocks = [name for name in probe.shapes if name.startswith("blocks.") and name.count(".") == 1]
+            after = [*(probe.shapes[name] for name in blocks[1:]), None]
+            ends = [name for name, later in zip(blocks, after, strict=True) if probe.shapes[name] != later]
             require(
                 bool(ends),
-                f"{KEY}.{key}=null: the net names no blocks for {method}; choose among {found.listed()}.",
+                f"{KEY}.{key}=null: the net names no blocks for {method}; choose among {probe.listed()}.",
             )
-            chosen.append([ends[len(ends) // 2]] if method == "fitnets" else ends)
-    ours, theirs = chosen
+            selections.append([ends[len(ends) // 2]] if method == "fitnets" else ends)
+    ours, theirs = selections
     require(
         len(ours) == len(theirs),
         f"{KEY}.student_layers are {', '.join(ours)} and teacher_layers {', '.join(theirs)}: give as many of one as of "
@@ -465,7 +465,7 @@ class Comparison:
     def forget(self) -> None:
         """Discard the teacher's features of the last forward pass."""
         if self.capture is not None:
-            self.capture.found.clear()
+            self.capture.features.clear()
 
     def _term(self, method: str, outputs: Tensor, logits: Tensor, ours: Capture | None, counted: Counted) -> Tensor:
         loss, (target, rows, count) = self.losses[method], counted

@@ -327,23 +327,23 @@ class Prune(Masking):
         self._batch: Any = None
 
     def choose(self, net: nn.Module) -> dict[str, nn.Parameter]:
-        found = super().choose(net)
-        fit = {name: p for name, p in found.items() if self.pattern.divides(p.shape)}
-        if self.layers is not None and len(fit) < len(found):
-            left = next(name for name in found if name not in fit)
-            raise UserError(
-                f"{self.key}.layers: {left} does not divide into {self.pattern.pieces}: name it in exclude."
-            )
+        candidates = super().choose(net)
+        fit = {name: p for name, p in candidates.items() if self.pattern.divides(p.shape)}
+        if self.layers is not None and len(fit) < len(candidates):
+            odd = next(name for name in candidates if name not in fit)
+            raise UserError(f"{self.key}.layers: {odd} does not divide into {self.pattern.pieces}: name it in exclude.")
         if self.criterion == "batchnorm" and fit:
             batchnorm_weights(net, fit)
         return fit
 
     def chosen_or_raise(self, net: nn.Module) -> dict[str, nn.Parameter]:
-        chosen, found = super().chosen_or_raise(net), super().choose(net)
-        left = [name for name in found if name not in chosen]
-        if sum(found[name].numel() for name in left) > 0.1 * sum(parameter.numel() for parameter in found.values()):
+        chosen, candidates = super().chosen_or_raise(net), super().choose(net)
+        odd = [name for name in candidates if name not in chosen]
+        if sum(candidates[name].numel() for name in odd) > 0.1 * sum(
+            parameter.numel() for parameter in candidates.values()
+        ):
             rank_zero_warn(
-                f"{self.key} leaves {', '.join(left)} dense, which do not divide into {self.pattern.pieces}: name them "
+                f"{self.key} leaves {', '.join(odd)} dense, which do not divide into {self.pattern.pieces}: name them "
                 "in exclude."
             )
         return chosen
@@ -392,8 +392,8 @@ class Prune(Masking):
         first = int(self.criterion in (*GRADIENT_CRITERIA, "wanda"))  # these have no scores before the first step
         start = max(self.step_at(trainer, self.start), first)
         end = max(self.step_at(trainer, self.end), start)
-        every = self.every_n_steps or max(1, (end - start) // 100)
-        self.schedule = replace(self.curve, start=start, end=end, every_n_steps=every)
+        interval = self.every_n_steps or max(1, (end - start) // 100)
+        self.schedule = replace(self.curve, start=start, end=end, every_n_steps=interval)
         for other in self._removing:
             choice = other.step_at(trainer, other.start)
             require(
@@ -551,8 +551,8 @@ class RigL(Masking):
 
         def keep(*_: Any) -> None:  # a step of the user's may be followed by zero_grad
             if self._due(trainer, steps_of(trainer) + 1):
-                found = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
-                self._gradients |= {name: gradient.clone() for name, gradient in found.items()}
+                gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+                self._gradients |= {name: gradient.clone() for name, gradient in gradients.items()}
 
         self._handles += [optimizer.register_step_post_hook(keep) for optimizer in self._optimizers]
 

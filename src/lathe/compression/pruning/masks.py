@@ -78,15 +78,15 @@ def maskable(
     names = {id(parameter): name for name, parameter in net.named_parameters()}
     frozen_too = layers is not None or not any(parameter.requires_grad for parameter in net.parameters())
     last = None if head else head_of(net)
-    found: dict[str, nn.Parameter] = {}
+    parameters: dict[str, nn.Parameter] = {}
     for name, module in modules.items():
         if module is last or _matches(name, exclude) or not (layers is None or _matches(name, layers)):
             continue
         for own in ("weight", "bias") if "bias" in types else ("weight",):
             parameter = getattr(module, own, None)
             if isinstance(parameter, nn.Parameter) and (parameter.requires_grad or frozen_too):
-                found[names[id(parameter)]] = parameter
-    return found
+                parameters[names[id(parameter)]] = parameter
+    return parameters
 
 
 def weights_of(
@@ -96,15 +96,15 @@ def weights_of(
 
     A weight has at least two dimensions; with a first dimension of 1, such as learned positions, it counts as a bias.
     """
-    found = {}
+    weights = {}
     for name, parameter in net.named_parameters():
         parts = name.split(".")  # conv.parametrizations.weight.original1 is a weight of conv
         modules = [".".join(parts[:end]) for end in range(len(parts))]
         wanted = layers is None or any(_matches(module, layers) for module in modules)
         wanted &= not any(_matches(module, exclude) for module in modules)
         if wanted and parameter.dim() > 1 and parameter.shape[0] > 1:
-            found[name] = parameter
-    return found
+            weights[name] = parameter
+    return weights
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
@@ -116,9 +116,9 @@ def head_of(net: nn.Module) -> nn.Module | None:
     head = getattr(net, "head", None)
     within = list((head if isinstance(head, nn.Module) else net).modules())
     for kinds in ((nn.Linear,), CONV):
-        found = [module for module in within if isinstance(module, kinds)]
-        if found:
-            return found[-1]
+        layers = [module for module in within if isinstance(module, kinds)]
+        if layers:
+            return layers[-1]
     return None
 
 
@@ -178,14 +178,14 @@ class Pattern:
         tiles = score.reshape(len(score) // rows, rows, -1, columns)
         return (tiles.mean((1, 3)) if norm is None else tiles.abs().pow(norm).mean((1, 3)).pow(1 / norm)).flatten()
 
-    def weights(self, kept: Tensor, shape: torch.Size) -> Tensor:
+    def weights(self, units: Tensor, shape: torch.Size) -> Tensor:
         """Return the mask of a weight of `shape` from one boolean per unit."""
         if self.granularity == "unstructured":
-            return kept.reshape(shape)
+            return units.reshape(shape)
         if self.granularity == "n_m":
-            return kept.reshape(shape[0], *shape[2:], shape[1]).movedim(-1, 1).contiguous()
+            return units.reshape(shape[0], *shape[2:], shape[1]).movedim(-1, 1).contiguous()
         rows, columns = self._tile(shape)
-        return kept.reshape(shape[0] // rows, -1).repeat_interleave(rows, 0).repeat_interleave(columns, 1).view(shape)
+        return units.reshape(shape[0] // rows, -1).repeat_interleave(rows, 0).repeat_interleave(columns, 1).view(shape)
 
     def _tile(self, shape: torch.Size) -> tuple[int, int]:
         """Return rows and columns of a unit of the weight as a matrix."""
@@ -218,11 +218,11 @@ def make_masks(
             raise UserError(f"{name} of shape {list(score.shape)} does not divide into {units.pieces}: exclude it.")
         ranked = units.units(score.detach().float(), units.norm).nan_to_num(nan=torch.inf)
         if previous is not None and name in previous:
-            kept = units.units(previous[name].float(), None) > 0
-            ranked = torch.where(kept, ranked, -torch.inf)
+            remaining = units.units(previous[name].float(), None) > 0
+            ranked = torch.where(remaining, ranked, -torch.inf)
         if units.granularity == "n_m":
-            place = ranked.argsort(dim=-1, stable=True).argsort(dim=-1)  # the rank of a weight in its group
-            ranked = torch.where(place < units.m - units.n, ranked, torch.inf)
+            ranks = ranked.argsort(dim=-1, stable=True).argsort(dim=-1)  # the rank of a weight in its group
+            ranked = torch.where(ranks < units.m - units.n, ranked, torch.inf)
         ranked = ranked.flatten()
         ranked[ranked.argmax()] = torch.inf  # a layer without weights would disconnect the net
         flat[name] = ranked
@@ -230,8 +230,8 @@ def make_masks(
     if units.scope == "output":
         for name, ranked in flat.items():
             rows = ranked.view(len(scores[name]), -1)
-            place = rows.argsort(dim=1, stable=True).argsort(dim=1)
-            gone = (place < round(sparsity * rows.shape[1])) & (rows < torch.inf)
+            ranks = rows.argsort(dim=1, stable=True).argsort(dim=1)
+            gone = (ranks < round(sparsity * rows.shape[1])) & (rows < torch.inf)
             removed[name] = gone | (rows == -torch.inf)
     elif units.scope == "layer":
         removed = {name: _lowest(ranked, sparsity) for name, ranked in flat.items()}
@@ -364,9 +364,6 @@ class SparsitySchedule:
         return 1 + (step - self.start) * (self.jumps - 1) // (self.end - self.start) if self.jumps > 1 else 0
 
 
-Scores = dict[str, Tensor]
-
-
 def batchnorm_weights(net: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
     """Return the weight of the BatchNorm after each layer, by the name of the layer's weight.
 
@@ -376,7 +373,7 @@ def batchnorm_weights(net: nn.Module, names: Iterable[str]) -> dict[str, Tensor]
     # only modules with weights: a learned fake quantizer is between a layer and its BatchNorm
     leaves = [pair for pair in net.named_modules() if isinstance(getattr(pair[1], "weight", None), nn.Parameter)]
     behind = {f"{name}.weight": norm for (name, _), (_, norm) in pairwise(leaves)}
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name in names:
         norm, outputs = behind.get(name), net.get_parameter(name).shape[0]
         if not isinstance(norm, _BatchNorm) or norm.num_features != outputs or not norm.affine:
@@ -384,8 +381,8 @@ def batchnorm_weights(net: nn.Module, names: Iterable[str]) -> dict[str, Tensor]
                 f"criterion=batchnorm: no BatchNorm of {outputs} channels follows {name}: exclude it, or take "
                 "magnitude."
             )
-        found[name] = norm.weight
-    return found
+        weights[name] = norm.weight
+    return weights
 
 
 @torch.no_grad()
@@ -404,20 +401,20 @@ def add_gradients(
 
     Values that are not finite count as 0.
     """
-    found = {name: gradient for name in sums if (gradient := gradients[name]) is not None}
-    if not found:
+    present = {name: gradient for name in sums if (gradient := gradients[name]) is not None}
+    if not present:
         return
-    products = torch._foreach_mul([weights[name].float() for name in found], list(found.values()))
+    products = torch._foreach_mul([weights[name].float() for name in present], list(present.values()))
     if criterion == "movement":
         torch._foreach_neg_(products)
     else:
         torch._foreach_abs_(products)
     for product in products:
         product.nan_to_num_(0.0, 0.0, 0.0)
-    torch._foreach_add_([sums[name] for name in found], products)
+    torch._foreach_add_([sums[name] for name in present], products)
 
 
-def wanda(parameters: Mapping[str, Tensor], squares: Mapping[str, Tensor]) -> Scores:
+def wanda(parameters: Mapping[str, Tensor], squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return |w| times its input's L2 norm (Sun et al. 2023, arXiv:2306.11695, with scope=output)."""
     scores = {}
     for name, parameter in parameters.items():
@@ -429,9 +426,9 @@ def wanda(parameters: Mapping[str, Tensor], squares: Mapping[str, Tensor]) -> Sc
 
 
 @contextmanager
-def input_squares(net: nn.Module, names: Iterable[str]) -> Iterator[Scores]:
+def input_squares(net: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Tensor]]:
     """Sum the squares of each layer's input, [groups, input channels or features], within the context."""
-    squares: Scores = {}
+    squares: dict[str, Tensor] = {}
     handles = []
     for name in names:
         layer: Any = net.get_submodule(name.rpartition(".")[0])
@@ -499,11 +496,11 @@ def exchange(weight: Tensor, mask: Tensor, growth: Tensor, fraction: float) -> T
     dropped, which keep their weight. All arguments have the weight's shape.
     """
     mask = mask.bool()
-    kept = int(mask.sum())
-    moved = min(int(fraction * kept), mask.numel() - kept)
+    remaining = int(mask.sum())
+    moved = min(int(fraction * remaining), mask.numel() - remaining)
     if moved == 0:
         return mask.clone()
-    stays = lowest(-weight.detach().abs().float().masked_fill(~mask, -1.0), kept - moved)
+    stays = lowest(-weight.detach().abs().float().masked_fill(~mask, -1.0), remaining - moved)
     return stays | lowest(-growth.detach().float().masked_fill(stays, -math.inf), moved)
 
 

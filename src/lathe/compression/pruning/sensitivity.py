@@ -36,20 +36,22 @@ def layers(net: nn.Module, patterns: Sequence[str] | None = None, key: str = "la
 
     Of layers that share a weight, the first counts. A pattern without a match raises UserError with `key`.
     """
-    found: dict[str, nn.Module] = {}
+    candidates: dict[str, nn.Module] = {}
     shared: set[int] = set()
     for name, module in net.named_modules():
         weight = getattr(module, "weight", None)
         if isinstance(module, LAYERS) and isinstance(weight, nn.Parameter) and id(weight) not in shared:
             shared.add(id(weight))
-            found[name] = module
+            candidates[name] = module
     for pattern in patterns or ():
-        if not any(fnmatchcase(name, pattern) for name in found):
+        if not any(fnmatchcase(name, pattern) for name in candidates):
             raise UserError(
-                f"{key}: {pattern} matches no convolution, linear layer or embedding: layers are {', '.join(found)}."
+                f"{key}: {pattern} matches no convolution, linear layer or embedding: layers are "
+                f"{', '.join(candidates)}."
             )
-    chosen = patterns or ("*",)
-    return {name: module for name, module in found.items() if any(fnmatchcase(name, one) for one in chosen)}
+    if not patterns:
+        return candidates
+    return {name: module for name, module in candidates.items() if any(fnmatchcase(name, p) for p in patterns)}
 
 
 def round_to_nearest(weight: Tensor, bits: int) -> Tensor:
@@ -97,15 +99,15 @@ def scan(
 ) -> Found:
     """Return `score()` with one layer changed at a time: layer -> KINDS -> value -> metrics."""
     tried: dict[str, Sequence[float]] = {"sparsity": sparsities, "bits": bits}
-    found: Found = {}
+    results: Found = {}
     for name in names:
-        found[name] = {kind: {} for kind in KINDS}
+        results[name] = {kind: {} for kind in KINDS}
         for kind in KINDS:
             for value in tried[kind]:
                 with changed(net, {name: (kind, value)}, batches):
-                    found[name][kind][value] = score()
+                    results[name][kind][value] = score()
                 done()
-    return found
+    return results
 
 
 @dataclass(frozen=True)
@@ -129,30 +131,30 @@ class Allocation:
     loss: float
 
 
-def allocate(options: Mapping[str, Sequence[Option]], budget: float, said: str | None = None) -> Allocation:
+def allocate(options: Mapping[str, Sequence[Option]], budget: float, label: str | None = None) -> Allocation:
     """Choose one option per layer: summed cost at most `budget`, least summed loss.
 
     Exact dynamic programming (a multiple-choice knapsack) over partial allocations that no other one beats in both cost
     and loss. With more than MOST_STATES of those, the best of each narrow range of costs is kept: the loss is then
-    nearly the least. `said` is the budget as the user wrote it.
+    nearly the least. `label` names the budget in messages.
 
     Raises:
         UserError: the cheapest options exceed the budget, or a layer has no options.
     """
-    said = said or f"budget={budget:g}"
-    require(all(options.values()) and bool(options), f"{said}: no layer has options. Choose more layers or values.")
-    least = sum(min(option.cost for option in some) for some in options.values())
-    require(least <= budget, f"{said} is below {least:g}, the cost of the cheapest options. Raise it.")
+    label = label or f"budget={budget:g}"
+    require(all(options.values()) and bool(options), f"{label}: no layer has options. Choose more layers or values.")
+    least = sum(min(option.cost for option in choices) for choices in options.values())
+    require(least <= budget, f"{label} is below {least:g}, the cost of the cheapest options. Raise it.")
     # Least cost of the remaining layers: a partial allocation that leaves less is dropped.
     rest = least
     front: States = [(0.0, 0.0, ())]
-    for some in options.values():
-        rest -= min(option.cost for option in some)
+    for choices in options.values():
+        rest -= min(option.cost for option in choices)
         room = budget - rest + 1e-9 * abs(budget)
         grown = [
             (cost + option.cost, loss + option.loss, (*chosen, option.value))
             for cost, loss, chosen in front
-            for option in some
+            for option in choices
             if cost + option.cost <= room
         ]
         front = []  # those that no other beats in both cost and loss, by rising cost and falling loss
@@ -177,15 +179,15 @@ def quantized_bytes(shape: Sequence[int], bits: int) -> int:
 def sparse_bytes(shape: Sequence[int], sparsity: float) -> int:
     """Return bytes of a sparse float32 weight: the nonzero numbers and a bitmap, or the dense tensor."""
     count = prod(shape)
-    kept = count - round(sparsity * count)
-    return min(4 * count, 4 * kept + -(-count // 8))
+    nonzero = count - round(sparsity * count)
+    return min(4 * count, 4 * nonzero + -(-count // 8))
 
 
 def monotone(losses: Mapping[float, float]) -> dict[float, float]:
     """Return losses by value, from mild to strong, made monotone and at least 0: gains are noise."""
-    found: dict[float, float] = {}
+    corrected: dict[float, float] = {}
     highest = 0.0
     for value, loss in losses.items():
         highest = max(highest, loss if loss == loss else float("inf"))
-        found[value] = highest
-    return found
+        corrected[value] = highest
+    return corrected

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lathe.callbacks.skippable_hooks import SkippableHooks
 from lathe.compression.callback import Compression, an_input, inputs_of, steps_of
+from lathe.compression.modes import is_compiled
 from lathe.compression.quantization import ptq
 from lathe.compression.quantization.fake_quant import FakeQuantize, Observer, TrainingObserver, update_quantizers
 from lathe.compression.quantization.net import (
@@ -121,7 +122,7 @@ class QAT(SkippableHooks, Compression):
         self._parameters = sum(parameter.numel() for parameter in net.parameters())
         for q in self._quantizers:
             q.observer, q.percentile = self.observer, self.percentile
-        if any(module._compiled_call_impl is not None for module in net.modules()):
+        if is_compiled(net):
             import torch._dynamo.config as dynamo
 
             dynamo.recompile_limit = max(dynamo.recompile_limit, RECOMPILATIONS)

@@ -52,11 +52,11 @@ class StraightThrough(torch.autograd.Function):
         low, high = ctx.bounds
         # In range: -|x / scale + zero_point - middle| > -(half the range), in one vectorized kernel.
         middle = (high + low) / 2
-        place = torch.div(x.float(), scale)
+        position = torch.div(x.float(), scale)
         if zero_point is not None:
-            place.add_(zero_point - middle)
-        place.abs_().neg_()
-        grad = torch.ops.aten.threshold_backward(grads[0].float(), place, -(high - low + 1) / 2)
+            position.add_(zero_point - middle)
+        position.abs_().neg_()
+        grad = torch.ops.aten.threshold_backward(grads[0].float(), position, -(high - low + 1) / 2)
         return grad.to(x.dtype), None, None, None, None
 
 
@@ -281,13 +281,13 @@ class FakeQuantize(nn.Module):
         if self.training and self.is_observing and not self.follows:
             self.watch(x)
         if self.is_enabled:
-            return self._kept(x) if self.shared and not torch.compiler.is_compiling() else self.quantize(x)
+            return self._quantize_once(x) if self.shared and not torch.compiler.is_compiling() else self.quantize(x)
         if self.lsq and torch.is_grad_enabled():
             passed: Tensor = Untouched.apply(x, self.growth)
             return passed
         return x
 
-    def _kept(self, x: Tensor) -> Tensor:
+    def _quantize_once(self, x: Tensor) -> Tensor:
         """Round x once for all layers that read it; the result is cached on x.
 
         Activation checkpointing must not use the first pass's result, nor the other way round, or the two would save
@@ -296,12 +296,12 @@ class FakeQuantize(nn.Module):
         top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
         hooks = top(True) if top is not None else None  # of the current activation-checkpointing region
         region, version = 0 if hooks is None else id(hooks[0]), None if x.is_inference() else x._version
-        place = torch._C._current_graph_task_id(), region, torch.is_grad_enabled(), version
-        kept = x.__dict__.get("_lathe_rounded")
-        if kept is None or kept[0] is not self or kept[1] != place:
-            kept = (self, place, self.quantize(x))
-            x._lathe_rounded = kept  # type: ignore[attr-defined]
-        out: Tensor = kept[2]
+        key = torch._C._current_graph_task_id(), region, torch.is_grad_enabled(), version
+        cached = x.__dict__.get("_lathe_rounded")
+        if cached is None or cached[0] is not self or cached[1] != key:
+            cached = (self, key, self.quantize(x))
+            x._lathe_rounded = cached  # type: ignore[attr-defined]
+        out: Tensor = cached[2]
         return out
 
     def watch(self, x: Tensor) -> None:
@@ -345,10 +345,10 @@ def quantizers(net: nn.Module) -> list[FakeQuantize]:
 
 def some_quantizers(net: nn.Module) -> list[FakeQuantize]:
     """Return `quantizers(net)`; raise UserError if there are none."""
-    found = quantizers(net)
-    if not found:
+    present = quantizers(net)
+    if not present:
         raise UserError(f"{type(net).__name__} has no quantized layer: quantize it first.")
-    return found
+    return present
 
 
 Observer = Literal["minmax", "percentile", "entropy"]
@@ -364,10 +364,10 @@ def calibrate(net: nn.Module, batches: Iterable[Any], method: Observer = "minmax
     twice, and keep those of an iterator in memory.
     """
     require(method in get_args(Observer), f"method={method}: choose one of {', '.join(get_args(Observer))}.")
-    every = some_quantizers(net)
-    watched = [q for q in every if not q.symmetric and not q.follows]
+    all_quantizers = some_quantizers(net)
+    watched = [q for q in all_quantizers if not q.symmetric and not q.follows]
     data = batches if method == "minmax" or not hasattr(batches, "__next__") else list(batches)
-    for q in every:
+    for q in all_quantizers:
         q.switch(enabled=False)
     extremes = {id(q): (torch.zeros(1), torch.zeros(1)) for q in watched}
 
@@ -378,15 +378,15 @@ def calibrate(net: nn.Module, batches: Iterable[Any], method: Observer = "minmax
 
     require(_passes(net, data, watched, widen) > 0, "Calibration was given no batch: give at least one.")
     if method != "minmax":
-        found = {id(q): Histogram(*(float(end) for end in extremes[id(q)])) for q in watched}
-        _passes(net, data, watched, lambda q, x: found[id(q)].add(x))
+        histograms = {id(q): Histogram(*(float(end) for end in extremes[id(q)])) for q in watched}
+        _passes(net, data, watched, lambda q, x: histograms[id(q)].add(x))
         for q in watched:
-            low, high = found[id(q)].range(method, percentile, q.bits)
+            low, high = histograms[id(q)].range(method, percentile, q.bits)
             extremes[id(q)] = torch.tensor([low]), torch.tensor([high])
     for q in watched:
         q.set_range(*extremes[id(q)])
         q.switch(observing=False)
-    for q in every:
+    for q in all_quantizers:
         q.switch(enabled=True)
 
 
@@ -499,11 +499,11 @@ class Histogram:
         p[0] += self.counts[:start].sum()
         p[-1] += self.counts[stop:].sum()
         # q: the same counts in `levels` bins, each spread evenly over its nonempty original bins
-        place = torch.arange(stop - start) * levels // (stop - start)
+        bins = torch.arange(stop - start) * levels // (stop - start)
         filled = (p > 0).double()
-        total = torch.zeros(levels, dtype=torch.float64).index_add_(0, place, inner)
-        number = torch.zeros(levels, dtype=torch.float64).index_add_(0, place, filled)
-        q = (total / number.clamp_min(1))[place] * filled
+        total = torch.zeros(levels, dtype=torch.float64).index_add_(0, bins, inner)
+        number = torch.zeros(levels, dtype=torch.float64).index_add_(0, bins, filled)
+        q = (total / number.clamp_min(1))[bins] * filled
         if not q.sum():
             return float("inf")
         p, q = _smoothed(p / p.sum()), _smoothed(q / q.sum())

@@ -193,8 +193,8 @@ def choose(
 def float_sentence(net: nn.Module, key: str, overrides: Overrides) -> str | None:
     """Return a warning if more than a twentieth of the weights stays in float unasked, else None."""
     rounded = {id(layer.weight) for layer in weighted(net).values() if layer.weight_quantizer is not None}
-    asked = weights_of(net, exclude=[pattern for pattern, plan in overrides.items() if plan is None])
-    left = {name: p.numel() for name, p in asked.items() if id(p) not in rounded}
+    requested = weights_of(net, exclude=[pattern for pattern, plan in overrides.items() if plan is None])
+    left = {name: p.numel() for name, p in requested.items() if id(p) not in rounded}
     share = sum(left.values()) / max(sum(p.numel() for p in weights_of(net).values()), 1)
     if share <= 0.05:
         return None
@@ -278,9 +278,9 @@ def quantize(
     for q in quantizers(net):
         q.observer, q.percentile = observer, percentile
     for (name, role), (low, high) in traced.ranges.items():
-        found = getattr(net.get_submodule(name), role, None) if name in plans else None
-        if isinstance(found, FakeQuantize) and not found.follows:
-            found.set_range(torch.minimum(found.minimum, low), torch.maximum(found.maximum, high))
+        quantizer = getattr(net.get_submodule(name), role, None) if name in plans else None
+        if isinstance(quantizer, FakeQuantize) and not quantizer.follows:
+            quantizer.set_range(torch.minimum(quantizer.minimum, low), torch.maximum(quantizer.maximum, high))
     for layer in weighted(net).values():
         if layer.weight_quantizer is not None and layer.weight_quantizer.lsq:
             layer.weight_quantizer.set_first_step(layer.weight)
@@ -358,15 +358,15 @@ def describe(net: nn.Module) -> dict[str, Any]:
     `{layer: {"plan": fields of LayerPlan, role: [layer, role] of the quantizer's first owner}}`.
     """
     firsts: dict[int, list[str]] = {}
-    found: dict[str, Any] = {}
+    description: dict[str, Any] = {}
     for name, layer in quantized_layers(net).items():
         entry: dict[str, Any] = {"plan": asdict(layer.__dict__["plan"])}
         for role in roles_of(layer):
             quantizer = getattr(layer, role)
             if quantizer is not None:
                 entry[role] = list(firsts.setdefault(id(quantizer), [name, role]))
-        found[name] = entry
-    return found
+        description[name] = entry
+    return description
 
 
 def rebuild(net: nn.Module, description: Mapping[str, Any]) -> None:

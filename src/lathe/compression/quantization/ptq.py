@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from lathe.compression.modes import evaluated
 from lathe.compression.quantization.fake_quant import Observer, calibrate
@@ -65,10 +66,10 @@ class Operation:
 
 @dataclass
 class Flow:
-    """The data flow of a forward pass; tensors are identified by `id` and kept alive in `kept`."""
+    """The data flow of a forward pass; tensors are identified by `id` and kept alive in `alive`."""
 
     calls: list[Operation] = field(default_factory=list)
-    kept: list[Any] = field(default_factory=list)
+    alive: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.readers: dict[int, list[Operation]] = defaultdict(list)
@@ -100,7 +101,7 @@ class _Recorder(TorchFunctionMode):
         versions = [tensor._version for tensor in inputs]
         result = function(*args, **(kwargs or {}))
         outputs = tensors(result)
-        self.flow.kept += [*inputs, *outputs]
+        self.flow.alive += [*inputs, *outputs]
         name = getattr(function, "__name__", "")
         reads, makes = [id(tensor) for tensor in inputs], [id(tensor) for tensor in outputs]
         if name == "flatten" and not (outputs[0].dim() == 2 and len(outputs[0]) == len(inputs[0])):
@@ -117,15 +118,8 @@ class _Recorder(TorchFunctionMode):
         return result
 
 
-def tensors(item: Any) -> list[Tensor]:
-    """Return all tensors in nested tuples, lists and dicts."""
-    if isinstance(item, Tensor):
-        return [item]
-    if isinstance(item, dict):
-        item = list(item.values())
-    if isinstance(item, (tuple, list)):
-        return [tensor for part in item for tensor in tensors(part)]
-    return []
+def tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 @torch.no_grad()
@@ -141,7 +135,7 @@ def trace(net: nn.Module, example: Tensor | Call) -> Flow:
     handles += [module.register_forward_hook(leave) for module in modules]
     with evaluated(net, handles), _Recorder(flow, stack):
         result = run(net, example)
-    flow.kept.append(result)
+    flow.alive.append(result)
     flow.results.update(id(tensor) for tensor in tensors(result))
     return flow
 
@@ -189,14 +183,14 @@ def followers(net: nn.Module, example: Tensor | Call) -> dict[str, str]:
     """Return the BatchNorm after each layer whose output has no other reader, by name."""
     flow = trace(net, example)
     names = {module: name for name, module in net.named_modules()}
-    found = {}
+    norms = {}
     for call in flow.calls:
         reader = flow.only_reader(call)
         if not isinstance(call.module, LAYERS) or reader is None or not isinstance(reader.module, NORMS):
             continue
         if flow.times[call.module] == flow.times[reader.module] == 1:
-            found[names[call.module]] = names[reader.module]
-    return found
+            norms[names[call.module]] = names[reader.module]
+    return norms
 
 
 def _single(module: nn.Module | None, types: tuple[type[nn.Module], ...], flow: Flow, uses: Counter[int]) -> bool:
@@ -209,10 +203,10 @@ def _single(module: nn.Module | None, types: tuple[type[nn.Module], ...], flow: 
 
 def fits(first: Any, second: Any, flattened: bool) -> bool:
     """Return whether an output channel of `first` is one input channel (or flattened block) of `second`."""
-    made, read = first.weight.shape[0], second.weight.shape[1] * getattr(second, "groups", 1)
+    outputs, inputs = first.weight.shape[0], second.weight.shape[1] * getattr(second, "groups", 1)
     if flattened:
-        return bool(read % made == 0 and isinstance(second, nn.Linear))
-    return bool(read == made and isinstance(first, nn.Linear) == isinstance(second, nn.Linear))
+        return bool(inputs % outputs == 0 and isinstance(second, nn.Linear))
+    return bool(inputs == outputs and isinstance(first, nn.Linear) == isinstance(second, nn.Linear))
 
 
 @torch.no_grad()
@@ -230,16 +224,16 @@ def equalize(net: nn.Module, example: Tensor | Call, iterations: int = 20, toler
         for pair in pairs:
             first, second = modules[pair.first], modules[pair.second]
             norm = modules[pair.norm] if pair.norm is not None else None
-            made = first.weight.abs().flatten(1).amax(dim=1)
+            written = first.weight.abs().flatten(1).amax(dim=1)
             if norm is not None:
-                made = made * norm.weight.abs() / (norm.running_var + norm.eps).sqrt()
+                written = written * norm.weight.abs() / (norm.running_var + norm.eps).sqrt()
             # by input channel: [groups, channels / groups, outputs / groups, values]
             groups, channels, outputs = getattr(second, "groups", 1), len(first.weight), len(second.weight)
             weight = second.weight.detach().reshape(groups, outputs // groups, channels // groups, -1).transpose(1, 2)
             read = weight.abs().amax(dim=(2, 3)).flatten()
             # sqrt(made / read), the paper's equation 11; 1 if either is zero
-            ratio = (made / read.clamp(min=1e-12)).sqrt()
-            scale = torch.where(torch.minimum(made, read) < 1e-12, torch.ones_like(made), ratio)
+            ratio = (written / read.clamp(min=1e-12)).sqrt()
+            scale = torch.where(torch.minimum(written, read) < 1e-12, torch.ones_like(written), ratio)
             scaled = weight * scale.view(groups, -1, 1, 1)
             second.weight.copy_(scaled.transpose(1, 2).reshape(second.weight.shape))
             for parameter in (norm.weight, norm.bias) if norm is not None else (first.weight, first.bias):
@@ -260,13 +254,13 @@ def channel_means(layer: nn.Module, outputs: Tensor) -> Tensor:
 @torch.no_grad()
 def expected_outputs(net: nn.Module, inputs: Tensor | Call) -> dict[str, Tensor]:
     """Return the mean of each output channel of every convolution and linear layer that runs once."""
-    found: dict[str, list[Tensor]] = {}
+    means: dict[str, list[Tensor]] = {}
 
     def note(name: str, layer: nn.Module, outputs: Tensor) -> None:
-        found.setdefault(name, []).append(channel_means(layer, outputs))
+        means.setdefault(name, []).append(channel_means(layer, outputs))
 
     _run(net, inputs, note)
-    return {name: means[0] for name, means in found.items() if len(means) == 1}
+    return {name: values[0] for name, values in means.items() if len(values) == 1}
 
 
 @torch.no_grad()
@@ -302,19 +296,19 @@ def correct_bias(
     return done
 
 
-def first_inputs(batches: Sequence[Tensor | Call]) -> Tensor | Call:
+def bias_inputs(batches: Sequence[Tensor | Call]) -> Tensor | Call:
     """Return the first inputs as a batch, the first batch of Calls.
 
     At most 1024, or as many as have 8 million pixels or 4096 tokens in total.
     """
-    one = batches[0]
-    if isinstance(one, Call):
-        return one
-    tokens = not one.is_floating_point()
-    size = one[0].numel() if tokens or one.dim() < 4 else one[0, 0].numel()
+    first = batches[0]
+    if isinstance(first, Call):
+        return first
+    tokens = not first.is_floating_point()
+    size = first[0].numel() if tokens or first.dim() < 4 else first[0, 0].numel()
     rows = min(SAMPLES, max(1, (TOKENS if tokens else PIXELS) // max(size, 1)))
     # batches of documents differ in length
-    alike = [batch for batch in batches if isinstance(batch, Tensor) and batch.shape[1:] == one.shape[1:]]
+    alike = [batch for batch in batches if isinstance(batch, Tensor) and batch.shape[1:] == first.shape[1:]]
     return torch.cat(alike)[:rows]
 
 
@@ -461,7 +455,7 @@ def _quantize(
     example = batches[0][:2]
     pairs = equalize(net, example) if equalization else []
     if bias_correction:
-        inputs, norms = first_inputs(batches), followers(net, example)
+        inputs, norms = bias_inputs(batches), followers(net, example)
         expected = expected_outputs(net, inputs)
     done = Quantized(quantize(net, example, plan, overrides, key=key), pairs)
     if calibration is not None:
