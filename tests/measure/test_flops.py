@@ -35,7 +35,6 @@ def test_a_compiled_net_counts_as_eager() -> None:
     [
         ("NVIDIA H100 80GB HBM3", torch.bfloat16, 989.4e12),
         ("Tesla V100-SXM2-16GB", torch.bfloat16, None),
-        ("NVIDIA GeForce RTX 4090", torch.float16, 165.2e12),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", torch.float16, None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", torch.float16, None),
         ("NVIDIA H100 80GB HBM3", torch.float64, None),
