@@ -48,20 +48,20 @@ SYNTHETIC = ("teacher", "student", "student, taught")
 def run_seed(folder: Path, seed: int, epochs: int) -> dict[str, dict[str, Any]]:
     """Return the test accuracy in percent and the receipt of all runs of one seed by name."""
 
-    def command(script: str, name: str, *words: str) -> Path:
+    def command(script: str, name: str, *overrides: str) -> Path:
         """Run a command, and return the directory of its run."""
         log_dir = folder / str(seed) / re.sub(r"\W+", "_", name)
-        run(script, *words, f"paths.log_dir={log_dir}", cwd=folder)
+        run(script, *overrides, f"paths.log_dir={log_dir}", cwd=folder)
         print(f"seed {seed}: {name}", file=sys.stderr, flush=True)
-        found = {path.parent.resolve() for path in log_dir.glob("*/*/result.json")}
-        return max(found, key=lambda path: path.name)  # compress.py puts its run next to the dense one
+        runs = {path.parent.resolve() for path in log_dir.glob("*/*/result.json")}
+        return max(runs, key=lambda path: path.name)  # compress.py puts its run next to the dense one
 
     fixed, own = (*NET, f"seed={seed}", f"trainer.max_epochs={epochs}"), f"seed={seed}"
     dense = command("train.py", "dense", *fixed)
     runs = {"dense": dense}
-    for name, words in METHODS.items():
+    for name, method in METHODS.items():
         teacher = (f"compression.distill.teacher={dense}",) if "distill" in name else ()
-        runs[name] = command("train.py", name, *fixed, "optimizer.lr=0.05", f"ckpt_path={dense}", *words, *teacher)
+        runs[name] = command("train.py", name, *fixed, "optimizer.lr=0.05", f"ckpt_path={dense}", *method, *teacher)
     runs["ptq_static"] = command("scripts/compress.py", "dense", f"run={dense}", "compression=ptq_static", UNMEASURED)
     runs["teacher"] = command("train.py", "teacher", "experiment=synthetic_kd_teacher", own)
     student = ("experiment=synthetic_kd", own)
@@ -85,12 +85,12 @@ def show(values: list[float]) -> str:
 
 
 def main() -> None:
-    made = parser(__doc__)
-    made.add_argument("--rounds", type=int, default=3, help="seeds, beginning with 1")
-    made.add_argument("--epochs", type=int, default=15, help="of the dense run, and of each method after it")
-    made.add_argument("--jobs", type=int, default=os.cpu_count(), help="seeds that run at the same time")
-    made.add_argument("--json", type=Path, help="a file for all figures")
-    options = made.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--rounds", type=int, default=3, help="seeds, beginning with 1")
+    arguments.add_argument("--epochs", type=int, default=15, help="of the dense run, and of each method after it")
+    arguments.add_argument("--jobs", type=int, default=os.cpu_count(), help="seeds that run at the same time")
+    arguments.add_argument("--json", type=Path, help="a file for all figures")
+    options = arguments.parse_args()
     began, numbers = time.monotonic(), range(1, options.rounds + 1)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         seeds = list(pool.map(lambda seed: run_seed(Path(folder), seed, options.epochs), numbers))
