@@ -27,7 +27,6 @@ from lathe.errors import UserError
 from lathe.export.bundle import open_bundle
 from lathe.export.inputs import FlatCore
 from lathe.measure.calls import Call
-from lathe.runs.export_model import open_core
 from lathe.runs.rundir import RunDir
 from lathe.serving import model as served
 from lathe.serving.decode import BadRequest, Limits
@@ -252,15 +251,6 @@ def test_predictions_with_the_names_of_files() -> None:
     assert gather([["a", "b"], ["c"]])["prediction"].tolist() == ["a", "b", "c"]
 
 
-def test_the_metric_of_the_monitor_is_judged_on_another_split(fusion: RunDir) -> None:
-    metrics = {"trained": {"test_accuracy": 0.8}, "file": {"test_accuracy": 0.6}}
-    ready = open_core(fusion.path)
-    ready.cfg["callbacks"]["checkpoint"] |= {"monitor": "val_accuracy", "mode": "max"}
-    assert parity.metric_drop(ready, metrics, 0.5, "onnx")["drop"] == pytest.approx(0.25)
-    with pytest.raises(UserError, match=r"worse by 0.25 of it, above target.max_drop=0.1"):
-        parity.metric_drop(ready, metrics, 0.1, "onnx")
-
-
 @torch.no_grad()
 def test_the_modules_own_predictions(fusion: RunDir, tmp_path: Path) -> None:
     wanted = lathe.load(fusion.path).task.predict_step(BATCH, 0)
@@ -367,14 +357,3 @@ def test_bad_requests_of_named_arrays(fusion: RunDir) -> None:
         with pytest.raises(BadRequest) as error:
             decode_named(body, kind, facts, limits)
         assert error.value.status == status, body[:80]
-
-
-def test_a_run_that_is_not_served_is_refused_before_packages_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from lathe.serving import options
-
-    monkeypatch.setattr(options, "find_spec", lambda name: None)
-    given = config(f"run={tmp_path}", name="serve") | {"export": "onnx"}
-    with pytest.raises(UserError, match=r"config\.yaml"):
-        options.serve({"request": given, "paths": {"run_dir": str(tmp_path)}})

@@ -76,11 +76,11 @@ def interleaved(
     finally:
         if collecting:
             gc.enable()
-    found = {}
+    latencies = {}
     for name in calls:
         p10, median, p90 = np.quantile(times[name], (0.1, 0.5, 0.9)).tolist()
-        found[name] = Latency(median, p10, p90, len(times[name]))
-    return found
+        latencies[name] = Latency(median, p10, p90, len(times[name]))
+    return latencies
 
 
 def verdict(this: Latency, other: Latency) -> str:

@@ -65,13 +65,13 @@ def usable_cores() -> int:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the installed packages among `PACKAGES`."""
-    found = {"python": platform.python_version()}
+    numbers = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            numbers[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return numbers
 
 
 class NoNvml(Exception):
@@ -96,8 +96,8 @@ class Gpu:
         }
 
     def celsius(self) -> float | None:
-        found = self._ask("nvmlDeviceGetTemperature", self._library.NVML_TEMPERATURE_GPU)
-        return None if found is None else float(found)
+        degrees = self._ask("nvmlDeviceGetTemperature", self._library.NVML_TEMPERATURE_GPU)
+        return None if degrees is None else float(degrees)
 
     def joules(self) -> float | None:
         """Return the energy since the driver was loaded, by the board's counter (Volta and later)."""

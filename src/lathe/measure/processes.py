@@ -46,10 +46,10 @@ def peak_resident() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def reset_peak(own: Path = Path("/proc/self")) -> bool:
+def reset_peak() -> bool:
     """Start a new peak; return False if the system does not support it (Linux does)."""
     try:
-        (own / "clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return False
     return True

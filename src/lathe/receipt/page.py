@@ -42,7 +42,7 @@ SIZES = {
 def findings(receipt: Receipt) -> list[str]:
     """Return the verdict, then a sentence for each result."""
     rows, kinds = receipt["latency"], set(receipt["compression"].values())
-    found = [
+    sentences = [
         verdict(receipt),
         _chosen(receipt),
         *_metric(receipt),
@@ -54,7 +54,7 @@ def findings(receipt: Receipt) -> list[str]:
     for row in rows if "quantization" in receipt["structure"] else ():
         is_file = row["of"] == "this" and row["backend"] in ("onnx_int8", "aot_inductor")
         if is_file and row["beside_bf16"] in ("slower", "same"):
-            found.append(
+            sentences.append(
                 f"{_cell(row)}: {row['backend']} is {_compared(row, 'bf16')}, which needs no quantization. Here int8 "
                 "saves bytes, not time."
             )
@@ -63,12 +63,12 @@ def findings(receipt: Receipt) -> list[str]:
         text = f"{receipt['size']['sparsity']:.1%} of the layers' weights are zero, which saves no time by itself"
         if file is not None and file["gzipped_ratio"] is not None:
             text += f"; gzipped, the file is {resized(file['gzipped_ratio'])}"
-        found.append(text + ". Removed channels save time (compression=prune_channels).")
+        sentences.append(text + ". Removed channels save time (compression=prune_channels).")
     if kinds == {"distillation"}:
-        found.append("Distillation changes only weights: size and time are those of the configured net.")
+        sentences.append("Distillation changes only weights: size and time are those of the configured net.")
     if not kinds:
-        found.append("No compression is configured: this is the receipt of a net as it was trained.")
-    return found
+        sentences.append("No compression is configured: this is the receipt of a net as it was trained.")
+    return sentences
 
 
 def verdict(receipt: Receipt) -> str:
@@ -98,8 +98,8 @@ def shipped(files: Iterable[Row]) -> Row | None:
 
 def told_verdict(row: Mapping[str, Any], key: str) -> str:
     """Return the verdict on a row; "within noise" if medians differ, but their ranges overlap."""
-    found = row[f"beside_{key}"] or ""
-    return UNCLEAR if found == "same" and abs(row[f"over_{key}"] - 1) > MARGIN else str(found)
+    word = row[f"beside_{key}"] or ""
+    return UNCLEAR if word == "same" and abs(row[f"over_{key}"] - 1) > MARGIN else str(word)
 
 
 def sped(row: Row, key: str) -> str:
@@ -172,8 +172,8 @@ def _chosen(receipt: Receipt) -> str:
     own = next((row for row in receipt["figures"] if row["of"] == "this" and row["split"] == "val"), None)
     value = own["figures"].get(chosen["by"].rpartition("/")[2]) if own else None
     shown = "" if value is None else f" ({value:.4f})"
-    kept = "The test split had no part in the choice" if split == "test" else "test=false keeps the test split unseen"
-    return f"Measured: best.ckpt of step {chosen['step']}, chosen by {chosen['by']}{shown}. {kept}."
+    unseen = "The test split had no part in the choice" if split == "test" else "test=false keeps the test split unseen"
+    return f"Measured: best.ckpt of step {chosen['step']}, chosen by {chosen['by']}{shown}. {unseen}."
 
 
 def _eager(receipt: Receipt) -> tuple[Row | None, Row | None]:
@@ -324,8 +324,8 @@ def sections(receipt: Receipt) -> list[tuple[str, Sequence[str], Rows]]:
     names = list(dict.fromkeys(name for row in receipt["figures"] for name in row["figures"]))
     metrics = []
     for row in receipt["figures"]:
-        told = row["agreement"]
-        both = (_number(told["share"]), f"{told['largest']:.3g}") if told else ("", "")
+        agreement = row["agreement"]
+        both = (_number(agreement["share"]), f"{agreement['largest']:.3g}") if agreement else ("", "")
         values = [_number(row["figures"].get(name)) for name in names]
         metrics.append((row["of"], row["backend"], row["split"], *values, *both))
     latency = [
@@ -360,7 +360,7 @@ def sections(receipt: Receipt) -> list[tuple[str, Sequence[str], Rows]]:
     if gpu:
         hardware.append(("GPU", f"{gpu['name']}, compute capability {gpu['compute_capability']}, CUDA {gpu['cuda']}"))
     ratios = ("of dense eager", "of dense bf16", "of dense there")
-    found: list[tuple[str, Sequence[str], Rows]] = [
+    tables: list[tuple[str, Sequence[str], Rows]] = [
         ("Figures", ("net", "back end", "split", *names, "equal to dense", "outputs differ by"), metrics),
         ("Latency", ("net", "back end", "on", "batch", "ms (p10 to p90)", "n", *ratios), latency),
         (RUNTIMES, *runtime_table(receipt.get("inference", {}).get("rows", ()))),
@@ -370,7 +370,7 @@ def sections(receipt: Receipt) -> list[tuple[str, Sequence[str], Rows]]:
         ("Layers", ("layer", "weight", "weights", "sparsity", "zeros among integers", "MACs of one sample"), layers),
         ("Hardware and versions", ("what", "value"), [*hardware, *receipt["versions"].items()]),
     ]
-    return [section for section in found if section[2]]
+    return [section for section in tables if section[2]]
 
 
 def figure(receipt: Receipt) -> str:
@@ -380,8 +380,8 @@ def figure(receipt: Receipt) -> str:
 
     def point(row: Row, backend: str, x: float) -> tuple[str, float, float, str]:
         """Return a back end's score, else the module's, else nan, which is not drawn."""
-        found = scores.get((row["of"], backend)) or scores.get((row["of"], "eager")) or {}
-        return backend, x, found.get(metric, float("nan")), NETS[row["of"] != "this"]
+        figures = scores.get((row["of"], backend)) or scores.get((row["of"], "eager")) or {}
+        return backend, x, figures.get(metric, float("nan")), NETS[row["of"] != "this"]
 
     least = min((row["batch"] for row in receipt["latency"]), default=1)
     times = [row for row in receipt["latency"] if row["batch"] == least and row["threads"] == 1]
