@@ -115,8 +115,8 @@ def write(
     results: Results,
     request: Mapping[str, Any],
     seconds: float,
-) -> str:
-    """Print `texts`, and write results.md, results.json and plot.svg into `output`; return what was printed.
+) -> None:
+    """Print `texts`, and write results.md, results.json and plot.svg into `output`.
 
     Raises:
         UserError: no case has figures.
@@ -139,7 +139,6 @@ def write(
     write_atomically(output / "plot.svg", drawing)
     write_atomically(output / "results.json", json.dumps(written, indent=2) + "\n")
     print(f"\n{text}\nWritten to {output}", flush=True)
-    return text
 
 
 Written = tuple[list[str], str]  # tables with sentences, and a plot
@@ -417,10 +416,9 @@ def limits(request: Mapping[str, Any], facts: Facts) -> dict[str, float]:
         UserError: a threshold of a figure that this request does not measure, or `assert` without thresholds.
     """
     suite, possible = request["suite"], _measured(request, facts, Results())
-    wanted = request.get("thresholds")
-    wanted = (
-        _own_limits(request, facts) if wanted is None else {str(key): float(limit) for key, limit in wanted.items()}
-    )
+    if (thresholds := request.get("thresholds")) is None:
+        thresholds = _own_limits(request, facts)
+    wanted = {str(name): float(limit) for name, limit in thresholds.items()}
     for name in wanted:
         hint = did_you_mean(name, possible) if possible else "it has no thresholds."
         require(name in possible, f"thresholds.{name}: suite={suite} does not measure {name} here; {hint}")

@@ -10,7 +10,7 @@ import pytest
 from lathe.measure.processes import peak_resident, reset_peak
 
 # alone: its module imports torch
-ALONE = f"import sys, psutil; from pathlib import Path\n{inspect.getsource(peak_resident)}peak = peak_resident; "
+ALONE = f"import re, sys, psutil; from pathlib import Path\n{inspect.getsource(peak_resident)}peak = peak_resident; "
 
 
 def test_it_is_the_fullest_moment_of_this_process_and_not_of_the_one_that_forked_it() -> None:

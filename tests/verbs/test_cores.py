@@ -3,7 +3,7 @@
 import io
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from lathe.serving.decode import BadRequest, Limits
 from lathe.serving.model import decode_named, is_batched, unpack
 from lathe.serving.options import read
 from lathe.verbs import export as parity
+from lathe.verbs import export_probe
 from lathe.verbs.export import ship
 from lathe.verbs.predict import gather, predict
 
@@ -50,31 +51,25 @@ def run_of(folder: Path, name: str) -> RunDir:
     return made(folder, *QUICK, *parts, *monitor, *words)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _in_process() -> Iterator[None]:
+    """Run files of exports in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parity, "_run", lambda words: export_probe.main(Path(words[3])))
+        yield
+
+
 @pytest.fixture(scope="module")
 def fusion(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     """A run whose core takes nested inputs, with an export to ONNX in this process."""
     run = run_of(tmp_path_factory.mktemp("logs"), "LitFusion")
-    with pytest.MonkeyPatch.context() as patch:
-        in_process(patch)
-        ship(export_request(run, "target=onnx"))
+    ship(export_request(run, "target=onnx"))
     return run
 
 
 @pytest.fixture(scope="module")
 def regressor(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     return run_of(tmp_path_factory.mktemp("logs"), "Regressor")
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_process(monkeypatch)
-
-
-def in_process(patch: pytest.MonkeyPatch) -> None:
-    """Run files of exports in this process."""
-    from lathe.verbs import export_probe
-
-    patch.setattr(parity, "_run", lambda words: export_probe.main(Path(words[3])))
 
 
 @torch.no_grad()
@@ -111,14 +106,14 @@ def test_an_export_computes_what_the_core_does(fusion: RunDir) -> None:
     assert report["figures"]["file"] == pytest.approx(report["figures"]["trained"], rel=1e-5)
 
 
-def test_weights_have_the_cores_own_names(fusion: RunDir, here: None) -> None:
+def test_weights_have_the_cores_own_names(fusion: RunDir) -> None:
     report = ship(export_request(fusion, "target=safetensors"))["safetensors"]
     assert report["held_out"]["largest"] == 0
     card = (fusion.path / "exports/safetensors/README.md").read_text()
     assert 'net = restore(LitFusion().get_submodule("backbone"), "model.safetensors").eval()' in card
 
 
-def test_declared_axes_are_dynamic(fusion: RunDir, here: None, tmp_path: Path) -> None:
+def test_declared_axes_are_dynamic(fusion: RunDir, tmp_path: Path) -> None:
     shutil.copytree(fusion.path, tmp_path / "run")
     run = RunDir(tmp_path / "run")
     ship(export_request(run, "target=onnx", "target.axes={tokens: {1: time}, extra.mask: {1: time}}"))
@@ -134,7 +129,7 @@ def test_declared_axes_are_dynamic(fusion: RunDir, here: None, tmp_path: Path) -
         ship(export_request(run, "target=onnx", "target.axes={words: {1: time}}"))
 
 
-def test_a_core_is_calibrated_on_recorded_training_batches(fusion: RunDir, here: None) -> None:
+def test_a_core_is_calibrated_on_recorded_training_batches(fusion: RunDir) -> None:
     report = ship(export_request(fusion, "target=onnx_int8"))["onnx_int8"]
     assert report["arithmetic"] == "int8"
     assert 0 < report["held_out"]["relative"] < 0.02
@@ -151,7 +146,7 @@ def test_a_target_that_does_not_take_a_core(fusion: RunDir, tmp_path: Path) -> N
     assert left(run) == []
 
 
-def test_random_cores_and_fixed_sizes(fusion: RunDir, here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_cores_and_fixed_sizes(fusion: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FlatCore, "find_batch", lambda self: None)  # as for a core that mixes samples
     report = ship(export_request(fusion, "target=torch_export", "target.samples=100"))["torch_export"]
     assert (report["samples"], report["odd_inputs"]["shapes"]) == (16, [[16, 6]])
@@ -160,7 +155,7 @@ def test_random_cores_and_fixed_sizes(fusion: RunDir, here: None, monkeypatch: p
         ship(export_request(fusion, "target=torch_export"))
 
 
-def test_a_graph_that_depends_on_values_leaves_nothing(tmp_path: Path, here: None) -> None:
+def test_a_graph_that_depends_on_values_leaves_nothing(tmp_path: Path) -> None:
     run = run_of(tmp_path, "Branching")
     with pytest.raises(UserError, match=r"^target=torch_export: torch\.export can't trace Sorting .*"):
         ship(export_request(run, "target=torch_export"))
@@ -272,7 +267,7 @@ def test_predictions_in_python(fusion: RunDir, regressor: RunDir, tmp_path: Path
     """By predict_step in the run's Trainer, of arrays or of its own loader; a plain Trainer takes the task as it is."""
     run = lathe.load(fusion.path)
     off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    plain = gather(list(Trainer(accelerator="cpu", **off).predict(run.task, DataLoader(Rows(26), 10)) or []))
+    plain = gather(list(Trainer(accelerator="cpu", **off).predict(run.task, DataLoader(Rows(26), batch_size=10)) or []))
     for found in (run.predict(BATCH, batch_size=7), run.predict(), run.predict()):
         assert list(found) == ["label", "probabilities"]
         np.testing.assert_allclose(found["probabilities"], plain["probabilities"], atol=1e-6)
@@ -311,10 +306,10 @@ def test_an_export_predicts_what_the_core_does(fusion: RunDir, tmp_path: Path) -
 
 @pytest.fixture(scope="module", params=["module", "onnx"])
 def server(request: pytest.FixtureRequest, fusion: RunDir) -> Any:
-    given = config(f"run={fusion.path}", name="serve") | {"export": request.param}
+    cfg = config(f"run={fusion.path}", name="serve") | {"export": request.param}
     facts = served.describe(str(fusion.path), request.param, "best")
     net: Callable[[Any], Any] = served.load(str(fusion.path), request.param, "best", 1)
-    with Here(read(given, str(fusion.path)), facts, net) as here:
+    with Here(read(cfg, str(fusion.path)), facts, net) as here:
         yield here
 
 

@@ -62,7 +62,7 @@ def findings(receipt: Receipt) -> list[str]:
         file = shipped(receipt["files"])
         text = f"{receipt['size']['sparsity']:.1%} of the layers' weights are zero, which saves no time by itself"
         if file is not None and file["gzipped_ratio"] is not None:
-            text += f"; gzipped, the file is {resized(file['gzipped_ratio'])}"
+            text += f"; gzipped, the file is {describe_size(file['gzipped_ratio'])}"
         sentences.append(text + ". Removed channels save time (compression=prune_channels).")
     if kinds == {"distillation"}:
         sentences.append("Distillation changes only weights: size and time are those of the configured net.")
@@ -76,7 +76,7 @@ def verdict(receipt: Receipt) -> str:
     row, file = next(iter(fastest(receipt)), None), shipped(receipt["files"])
     parts = [] if row is None else [f"{row['backend']} at batch {row['batch']} is {_compared(row, 'eager', 'twin')}"]
     if file is not None and file["ratio"] is not None:
-        parts.append(f"the {file['target']} file is {resized(file['ratio'])}")
+        parts.append(f"the {file['target']} file is {describe_size(file['ratio'])}")
     return f"Verdict: {'; '.join(parts) or 'nothing could be compared'}."
 
 
@@ -96,21 +96,21 @@ def shipped(files: Iterable[Row]) -> Row | None:
     return next((own[target] for target in SHIPS if target in own), None)
 
 
-def told_verdict(row: Mapping[str, Any], key: str) -> str:
+def verdict_word(row: Row, key: str) -> str:
     """Return the verdict on a row; "within noise" if medians differ, but their ranges overlap."""
     word = row[f"beside_{key}"] or ""
     return UNCLEAR if word == "same" and abs(row[f"over_{key}"] - 1) > MARGIN else str(word)
 
 
-def sped(row: Row, key: str) -> str:
+def describe_speed(row: Row, key: str) -> str:
     """Describe a row's time relative to form `key`: 2.6x faster, 1.9x slower, equal; empty without it."""
-    word = told_verdict(row, key)
+    word = verdict_word(row, key)
     if word in ("faster", "slower"):
         return f"{_times(row[f'over_{key}'])} {word}"
     return {"same": "equal", UNCLEAR: "equal within noise"}.get(word, "")
 
 
-def resized(ratio: float) -> str:
+def describe_size(ratio: float) -> str:
     """Describe a ratio of sizes: 3.5x smaller, 1.2x larger, the same size."""
     return "the same size" if abs(ratio - 1) <= MARGIN else f"{_times(ratio)} {'smaller' if ratio < 1 else 'larger'}"
 
@@ -159,7 +159,7 @@ def _compared(row: Row, *keys: str) -> str:
         names["twin"] = twins.get(row["backend"]) or twins.get(str(runtime)) or f"the dense net in {runtime}"
     texts = []
     for key in [key for key in keys or names if key in names]:
-        factor = sped(row, key)
+        factor = describe_speed(row, key)
         if factor.startswith("equal"):
             texts.append(f"as fast as {names[key]}{factor.removeprefix('equal')}")
         elif factor:
@@ -216,7 +216,8 @@ def _file(receipt: Receipt) -> Iterator[str]:
         return
     text = f"File {row['target']}: {row['bytes']:,} bytes, {row['gzipped']:,} gzipped"
     if row["ratio"] is not None:
-        text += f"; compared with the dense file {resized(row['ratio'])}, gzipped {resized(row['gzipped_ratio'])}"
+        plain, gzipped = (describe_size(row[key]) for key in ("ratio", "gzipped_ratio"))
+        text += f"; compared with the dense file {plain}, gzipped {gzipped}"
     yield f"{text}."
     packed = next((other for other in receipt["files"] if (other["of"], other["target"]) == ("this", "weights")), row)
     if packed["bytes"] < PACKED * row["bytes"]:
@@ -279,17 +280,17 @@ def _short(receipt: Receipt) -> Iterator[Sequence[str]]:
         for title, key, share in columns:
             ratio = file[share]
             other = "-" if ratio is None else _bytes(file[key] / ratio)
-            yield title, _bytes(file[key]), other, "" if ratio is None else resized(ratio)
+            yield title, _bytes(file[key]), other, "" if ratio is None else describe_size(ratio)
     for title, key in (("parameters", "parameters"), ("non-zero parameters", "non_zero"), ("MACs", "macs")):
         this, full = size[key], receipt["dense"]["size"][key]
         if this != full and full:
-            yield title, f"{this:,}", f"{full:,}", resized(this / full)
+            yield title, f"{this:,}", f"{full:,}", describe_size(this / full)
     for row in fastest(receipt):
         threads = "" if row["threads"] in (None, 1) else f", {row['threads']} threads"
         device = "" if row["device"] == "cpu" else f", {row['device']}"
         other = "-" if row["over_twin"] is None else f"{row['median_ms'] / row['over_twin']:.3f} ms"
         title = f"{row['backend']}, batch {row['batch']}{threads}{device}"
-        yield title, f"{row['median_ms']:.3f} ms", other, sped(row, "twin")
+        yield title, f"{row['median_ms']:.3f} ms", other, describe_speed(row, "twin")
 
 
 def _bytes(count: float) -> str:
@@ -404,7 +405,7 @@ def times(row: Row) -> str:
 
 def relative(row: Row, key: str) -> str:
     """Return a row's time over that of form `key` with the verdict; empty without it."""
-    return "" if row[f"over_{key}"] is None else f"{row[f'over_{key}']:.3f} {told_verdict(row, key)}".strip()
+    return "" if row[f"over_{key}"] is None else f"{row[f'over_{key}']:.3f} {verdict_word(row, key)}".strip()
 
 
 def runtime_table(rows: Iterable[Row]) -> tuple[Sequence[str], list[Sequence[str]]]:

@@ -1,5 +1,6 @@
 """A finished run in a script or a notebook: its net, data, metrics and predictions."""
 
+import copy
 import io
 import warnings
 from collections.abc import Iterator, Sequence
@@ -130,19 +131,17 @@ class Run:
 
     def __repr__(self) -> str:
         cfg, result = self._config, self.result
-        steps = f"complete after {result.get('steps')} steps" if result else "unfinished"
-        metrics = [
-            f"{name} {value:.4g}" for name, value in sorted(result.items()) if split_of(name) == "test" and value
-        ]
+        facts = [f"complete after {result.get('steps')} steps" if result else "unfinished"]
+        facts += [f"{name} {value:.4g}" for name, value in sorted(result.items()) if split_of(name) == "test" and value]
         net = str((cfg["model"].get("net") or cfg["model"]).get("_target_")).rpartition(".")[2]
-        return f"Run {self.dir}: {net}, {', '.join([steps, *metrics])}"
+        return f"Run {self.dir}: {net}, {', '.join(facts)}"
 
     @property
     def config(self) -> DictConfig:
         """A copy of the resolved configuration."""
-        copy = OmegaConf.create(self._config)
-        assert isinstance(copy, DictConfig)
-        return copy
+        config = OmegaConf.create(self._config)
+        assert isinstance(config, DictConfig)
+        return config
 
     @property
     def result(self) -> dict[str, Any]:
@@ -183,9 +182,7 @@ class Run:
     @property
     def config_dict(self) -> dict[str, Any]:
         """`config` as plain dicts and lists."""
-        plain = OmegaConf.to_container(self.config)
-        assert isinstance(plain, dict)
-        return {str(key): value for key, value in plain.items()}
+        return copy.deepcopy(self._config)
 
     def predict(self, x: Any = None, resize: bool = False, batch_size: int | None = None) -> Any:
         """Predict with the run's net in its precision, as scripts/predict.py and the server do.

@@ -115,8 +115,8 @@ class Rising(Callback):
         mine = sum(self._parts[1:], self._parts[0]) / len(self._parts) * trainer.accumulate_grad_batches
         self._parts = []
         self.losses.append(float(trainer.strategy.reduce(mine, reduce_op="mean")))
-        newest = smoothed(self.losses)[-1]
-        if not math.isfinite(newest) or newest > self.stop * min(smoothed(self.losses)):
+        smooth = smoothed(self.losses)
+        if not math.isfinite(smooth[-1]) or smooth[-1] > self.stop * min(smooth):
             trainer.should_stop = True
 
 
