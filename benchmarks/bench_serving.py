@@ -120,18 +120,14 @@ class Client(asyncio.Protocol):
             self.over.set_result(None)
 
 
-async def _throughput(port: int, sent: bytes, clients: int, seconds: float) -> float:
+async def throughput(port: int, sent: bytes, seconds: float, clients: int = 32) -> float:
+    """Return requests per second."""
     began = time.perf_counter()
     loop, protocols = asyncio.get_running_loop(), [Client(sent, began + seconds) for _ in range(clients)]
     for client in protocols:
         await loop.create_connection(lambda client=client: client, "127.0.0.1", port)  # type: ignore[misc]
     await asyncio.gather(*(client.over for client in protocols))
     return sum(client.count for client in protocols) / (time.perf_counter() - began)
-
-
-def throughput(port: int, sent: bytes, clients: int, seconds: float) -> float:
-    """Return requests per second."""
-    return asyncio.run(_throughput(port, sent, clients, seconds))
 
 
 def added(run: Path, target: str, rounds: int, calls: int) -> list[dict[str, float]]:
@@ -174,10 +170,10 @@ def gain(run: Path, target: str, rounds: int, seconds: float) -> list[dict[str, 
     figures = []
     with Served(run, target, "max_batch_size=32") as batched, Served(run, target, "max_batch_size=1") as unbatched:
         for port in (batched.port, unbatched.port):
-            throughput(port, sent, 32, 1)  # warms up
+            asyncio.run(throughput(port, sent, seconds=1))  # warms up
         for _ in range(rounds):
             ratio = timed(lambda: bundle(inputs), 30) / timed(lambda: bundle(inputs[:1]), 30)
-            rates = [throughput(server.port, sent, 32, seconds) for server in (batched, unbatched)]
+            rates = [asyncio.run(throughput(server.port, sent, seconds)) for server in (batched, unbatched)]
             figures.append({"ratio": ratio, "batched": rates[0], "unbatched": rates[1], "gain": rates[0] / rates[1]})
     return figures
 
