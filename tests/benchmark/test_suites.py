@@ -157,7 +157,7 @@ def test_processes_take_turns_and_a_failure_costs_its_case_alone(capfd: pytest.C
 @pytest.mark.slow
 def test_a_missed_threshold_is_the_exit_code(tmp_path: Path) -> None:
     overrides = ["suite=scaling", "experiment=digits_quickstart", "strategies=[ddp]", "rounds=1", "warmup=1", "steps=3"]
-    overrides += ["assert=true", "thresholds={2: 50}", f"output={tmp_path / 'out'}"]
+    overrides += ["assert=true", "thresholds={2: 50}", f"output={tmp_path / 'out'}", 'overrides=["model=mlp"]']
     done = run(*overrides, script="scripts/benchmark.py", cwd=tmp_path)
     assert done.returncode == 1
     # the measured value depends on what else the machine runs
