@@ -25,43 +25,35 @@ from suites.results import table
 
 NET = ("model=resnet20", "model.net.width=8", "data.image_size=32", "data.eval_batch_size=100", *QUIET)
 UNMEASURED = "compression.receipt=none"  # a receipt takes as long as the run
-METHODS = {
-    "prune 80 %": ("compression=prune", "compression.prune.sparsity=0.8", UNMEASURED),
-    "prune 90 %": ("compression=prune", "compression.prune.sparsity=0.9", UNMEASURED),
-    "prune_nm 2:4": ("compression=prune_nm", UNMEASURED),
-    "prune_channels, half of the MACs": ("compression=prune_channels",),
-    "qat": ("compression=qat",),
-    "distill, prune 50 %, qat": ("compression=[distill,prune,qat]", "compression.prune.sparsity=0.5"),
+METHODS: dict[str, tuple[float | None, tuple[str, ...]]] = {  # points of accuracy that may be lost, and overrides
+    "prune 80 %": (0.5, ("compression=prune", "compression.prune.sparsity=0.8", UNMEASURED)),
+    "prune 90 %": (1.5, ("compression=prune", "compression.prune.sparsity=0.9", UNMEASURED)),
+    "prune_nm 2:4": (None, ("compression=prune_nm", UNMEASURED)),
+    "prune_channels, half of the MACs": (0.5, ("compression=prune_channels",)),
+    "qat": (0.5, ("compression=qat",)),
+    "distill, prune 50 %, qat": (1.0, ("compression=[distill,prune,qat]", "compression.prune.sparsity=0.5")),
 }
-# Points of accuracy that may be lost.
-LIMITS = {
-    "prune 80 %": 0.5,
-    "prune 90 %": 1.5,
-    "prune_channels, half of the MACs": 0.5,
-    "qat": 0.5,
-    "ptq_static": 0.5,
-    "distill, prune 50 %, qat": 1.0,
-}
+LIMITS = {**{name: limit for name, (limit, _) in METHODS.items()}, "ptq_static": 0.5}
 SYNTHETIC = ("teacher", "student", "student, taught")
 
 
 def run_seed(folder: Path, seed: int, epochs: int) -> dict[str, dict[str, Any]]:
     """Return the test accuracy in percent and the receipt of all runs of one seed by name."""
 
-    def command(script: str, name: str, *words: str) -> Path:
+    def command(script: str, name: str, *overrides: str) -> Path:
         """Run a command, and return the directory of its run."""
         log_dir = folder / str(seed) / re.sub(r"\W+", "_", name)
-        run(script, *words, f"paths.log_dir={log_dir}", cwd=folder)
+        run(script, *overrides, f"paths.log_dir={log_dir}", cwd=folder)
         print(f"seed {seed}: {name}", file=sys.stderr, flush=True)
-        found = {path.parent.resolve() for path in log_dir.glob("*/*/result.json")}
-        return max(found, key=lambda path: path.name)  # compress.py puts its run next to the dense one
+        runs = {path.parent.resolve() for path in log_dir.glob("*/*/result.json")}
+        return max(runs, key=lambda path: path.name)  # compress.py puts its run next to the dense one
 
     fixed, own = (*NET, f"seed={seed}", f"trainer.max_epochs={epochs}"), f"seed={seed}"
     dense = command("train.py", "dense", *fixed)
     runs = {"dense": dense}
-    for name, words in METHODS.items():
+    for name, (_, method) in METHODS.items():
         teacher = (f"compression.distill.teacher={dense}",) if "distill" in name else ()
-        runs[name] = command("train.py", name, *fixed, "optimizer.lr=0.05", f"ckpt_path={dense}", *words, *teacher)
+        runs[name] = command("train.py", name, *fixed, "optimizer.lr=0.05", f"ckpt_path={dense}", *method, *teacher)
     runs["ptq_static"] = command("scripts/compress.py", "dense", f"run={dense}", "compression=ptq_static", UNMEASURED)
     runs["teacher"] = command("train.py", "teacher", "experiment=synthetic_kd_teacher", own)
     student = ("experiment=synthetic_kd", own)
@@ -85,12 +77,12 @@ def show(values: list[float]) -> str:
 
 
 def main() -> None:
-    made = parser(__doc__)
-    made.add_argument("--rounds", type=int, default=3, help="seeds, beginning with 1")
-    made.add_argument("--epochs", type=int, default=15, help="of the dense run, and of each method after it")
-    made.add_argument("--jobs", type=int, default=os.cpu_count(), help="seeds that run at the same time")
-    made.add_argument("--json", type=Path, help="a file for all figures")
-    options = made.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--rounds", type=int, default=3, help="seeds, beginning with 1")
+    arguments.add_argument("--epochs", type=int, default=15, help="of the dense run, and of each method after it")
+    arguments.add_argument("--jobs", type=int, default=os.cpu_count(), help="seeds that run at the same time")
+    arguments.add_argument("--json", type=Path, help="a file for all figures")
+    options = arguments.parse_args()
     began, numbers = time.monotonic(), range(1, options.rounds + 1)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         seeds = list(pool.map(lambda seed: run_seed(Path(folder), seed, options.epochs), numbers))

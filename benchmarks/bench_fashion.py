@@ -30,29 +30,27 @@ BAR = 0.005  # of the mean test accuracies: about two standard errors of n = 3
 
 def overrides_of(seed: int, args: argparse.Namespace) -> list[str]:
     """Return the experiment's overrides."""
-    words = ["experiment=fashion_resnet", f"seed={seed}", f"paths.log_dir={args.logs}"]
-    words += ["trainer.accelerator=cpu", "trainer.enable_progress_bar=false"] * args.cpu
-    words += [] if args.epochs is None else [f"trainer.max_epochs={args.epochs}"]
-    return [*words, *([] if args.folder is None else [f"data.source.folder={args.folder}"])]
+    overrides = ["experiment=fashion_resnet", f"seed={seed}", f"paths.log_dir={args.logs}"]
+    overrides += ["trainer.accelerator=cpu", "trainer.enable_progress_bar=false"] * args.cpu
+    overrides += [] if args.epochs is None else [f"trainer.max_epochs={args.epochs}"]
+    return [*overrides, *([] if args.folder is None else [f"data.source.folder={args.folder}"])]
 
 
-def by_lathe(words: list[str], seed: int, device: torch.device) -> float:
+def by_lathe(overrides: list[str], seed: int, device: torch.device) -> float:
     """Return the test accuracy of the experiment."""
-    return float(lathe.train(words).result["test/accuracy"])
+    return float(lathe.train(overrides).result["test/accuracy"])
 
 
-def by_hand(words: list[str], seed: int, device: torch.device) -> float:
+def by_hand(overrides: list[str], seed: int, device: torch.device) -> float:
     """Return the test accuracy of the same training, written out."""
-    cfg = resolve(lathe.compose(words))
+    cfg = resolve(lathe.compose(overrides))
     datamodule, epochs = make_data(cfg), int(cfg["trainer"]["max_epochs"])
     datamodule.prepare_data()
     datamodule.setup("fit")
     datamodule.setup("test")
     torch.manual_seed(1000 + seed)
     net = CifarResNet(depth=20, in_channels=1, num_classes=10).to(device)
-    norms = {id(p) for m in net.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters()}
-    plain = [p for name, p in net.named_parameters() if id(p) in norms or name.endswith("bias")]
-    decayed = [p for name, p in net.named_parameters() if not (id(p) in norms or name.endswith("bias"))]
+    decayed, plain = ([p for p in net.parameters() if (p.ndim > 1) == matrix] for matrix in (True, False))
     groups = [{"params": decayed, "weight_decay": 5e-4}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.SGD(groups, lr=0.2, momentum=0.9, nesterov=True)
     train = datamodule.train_dataloader()
@@ -92,14 +90,14 @@ SIDES = {"lathe": by_lathe, "hand": by_hand}
 
 def main() -> None:
     """Print each seed's accuracies and seconds, their means, and whether they are within the bar."""
-    made = parser(__doc__)
-    made.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="a training of each side for each")
-    made.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="what is trained")
-    made.add_argument("--epochs", type=int, help="of each training; by default those of the experiment")
-    made.add_argument("--folder", help="with the four IDX files; by default they are downloaded")
-    made.add_argument("--logs", default=tempfile.mkdtemp(prefix="fashion_"), help="where the runs go")
-    made.add_argument("--cpu", action="store_true", help="train on the CPU where there is a GPU")
-    args = made.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="a training of each side for each")
+    arguments.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="what is trained")
+    arguments.add_argument("--epochs", type=int, help="of each training; by default those of the experiment")
+    arguments.add_argument("--folder", help="with the four IDX files; by default they are downloaded")
+    arguments.add_argument("--logs", default=tempfile.mkdtemp(prefix="fashion_"), help="where the runs go")
+    arguments.add_argument("--cpu", action="store_true", help="train on the CPU where there is a GPU")
+    args = arguments.parse_args()
     device = torch.device("cpu" if args.cpu or not torch.cuda.is_available() else "cuda")
     scores: dict[str, list[float]] = {side: [] for side in args.sides}
     seconds: dict[str, list[float]] = {side: [] for side in args.sides}

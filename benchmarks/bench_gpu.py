@@ -13,18 +13,17 @@ loop with the same net. Results of an H200 are in docs/results.md.
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from common import parser, write_json
-from hydra import compose, initialize_config_dir
 from suites import runner
 from suites.cases import GPU_NETS, Case, overrides_of
 from suites.results import Results, Threshold, rows
 from torch.nn import functional as F
 
 from lathe.config.resolve import resolve
-from lathe.configs import FOLDER
+from lathe.launch.api import compose
 from lathe.measure import describe_gpu
 from lathe.runs.build import make_task
 
@@ -55,38 +54,27 @@ SIDES = [
 HAND = "resnet20, hand-written loop"
 
 
-class Bar(NamedTuple):
-    """A limit of `case` over `base`."""
-
-    sentence: str
-    case: str
-    base: str
-    figure: str
-    limit: dict[str, float]
-
-
-BARS = [
-    Bar("resnet50: step of TF32 over fast's,", "resnet50, TF32", "resnet50, fast", "step_ms", {"at_least": 3.0}),
-    Bar("gpt2_small: step of TF32 over fast's,", "gpt2_small, TF32", "gpt2_small, fast", "step_ms", {"at_least": 3.0}),
-    Bar("resnet50: peak of fast over TF32's,", "resnet50, fast", "resnet50, TF32", "peak", {"at_most": 0.65}),
-    Bar("gpt2_small: peak of fast over TF32's,", "gpt2_small, fast", "gpt2_small, TF32", "peak", {"at_most": 0.65}),
-    Bar("resnet20: eager over a graph,", "resnet20, eager", "resnet20, graphs", "step_ms", {"at_least": 3.0}),
-    Bar("resnet20: eager over a hand-written loop,", "resnet20, eager", HAND, "step_ms", {"at_most": 1.05}),
-]
+def bars(results: Results) -> list[Threshold]:
+    eager = "resnet20, eager"
+    graph, hand = (results.ratio(eager, base, "step_ms") for base in ("resnet20, graphs", HAND))
+    limits = []
+    for net in ("resnet50", "gpt2_small"):
+        tf32, fast = f"{net}, TF32", f"{net}, fast"
+        limits.append(
+            Threshold(f"{net}: step of TF32 over fast's,", results.ratio(tf32, fast, "step_ms"), at_least=3.0)
+        )
+        limits.append(Threshold(f"{net}: peak of fast over TF32's,", results.ratio(fast, tf32, "peak"), at_most=0.65))
+    return [
+        *limits,
+        Threshold("resnet20: eager over a graph,", graph, at_least=3.0),
+        Threshold("resnet20: eager over a hand-written loop,", hand, at_most=1.05),
+    ]
 
 
 def cases(tiny: bool) -> list[Case]:
     """Return a training for each side."""
-    return [
-        Case(f"{net}, {name}", (*NETS[net], *(TINY[net] if tiny else ()), *words), 1, fresh=True)
-        for net, name, words in SIDES
-    ]
-
-
-def compose_case(case: Case, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the resolved configuration of a case."""
-    with initialize_config_dir(str(FOLDER), version_base="1.3"):
-        return resolve(compose("train", overrides=overrides_of(case, request)))
+    sizes = TINY if tiny else dict.fromkeys(NETS, ())
+    return [Case(f"{net}, {name}", (*NETS[net], *sizes[net], *own), 1, fresh=True) for net, name, own in SIDES]
 
 
 def by_hand(cfg: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
@@ -118,37 +106,36 @@ def _wait(device: torch.device) -> None:
 
 def measure(tiny: bool, request: dict[str, Any]) -> Results:
     """Return the figures of every case, round by round; each round begins with another case."""
-    every = cases(tiny)
-    configurations = {case.name: compose_case(case, request) for case in every}
+    sides = cases(tiny)
+    configurations = {case.name: resolve(compose(overrides_of(case, request))) for case in sides}
     torch.set_float32_matmul_precision("high")  # as in the cases that the loop is compared with
     torch.backends.cudnn.allow_tf32 = True
     results = Results({name: [] for name in [*configurations, HAND]})
     for number in range(request["rounds"]):
-        for case in runner.rotate(every, number):
+        for case in runner.rotate(sides, number):
             results[case.name] += runner.run([case], configurations, {**request, "rounds": 1})[case.name]
             if case.name == "resnet20, eager":
                 results[HAND].append(by_hand(configurations[case.name], request))
     return results
 
 
-def main(words: Sequence[str] | None = None) -> Results:
-    made = parser(__doc__, rounds=3)
-    made.add_argument("--steps", type=int, default=50, help="steps measured in a turn (default 50)")
-    made.add_argument("--warmup", type=int, default=20, help="steps before them (default 20)")
-    made.add_argument("--accelerator", choices=("gpu", "cpu"), default="gpu", help="cpu tests the program itself")
-    made.add_argument("--tiny", action="store_true", help="nets of a few layers")
-    made.add_argument("--json", type=Path, help="also write the figures to this file")
-    options = made.parse_args(words)
+def main(argv: Sequence[str] | None = None) -> Results:
+    arguments = parser(__doc__, rounds=3)
+    arguments.add_argument("--steps", type=int, default=50, help="steps measured in a turn (default 50)")
+    arguments.add_argument("--warmup", type=int, default=20, help="steps before them (default 20)")
+    arguments.add_argument("--accelerator", choices=("gpu", "cpu"), default="gpu", help="cpu tests the program itself")
+    arguments.add_argument("--tiny", action="store_true", help="nets of a few layers")
+    arguments.add_argument("--json", type=Path, help="also write the figures to this file")
+    options = arguments.parse_args(argv)
     if options.accelerator == "gpu" and not torch.cuda.is_available():
-        made.error("no NVIDIA GPU is visible: --accelerator cpu --tiny tests the program itself.")
+        arguments.error("no NVIDIA GPU is visible: --accelerator cpu --tiny tests the program itself.")
     request = {key: getattr(options, key) for key in ("rounds", "steps", "warmup", "accelerator")}
     request |= {"threads": 1, "timeout": 600, "overrides": []}
     results = measure(options.tiny, request)
     gpu = describe_gpu(torch.device("cuda")) if options.accelerator == "gpu" else None
     where = f"{gpu['name']}, CUDA {gpu['cuda']}" if gpu else "a CPU (the figures mean nothing)"
     print(f"{where}, torch {torch.__version__}; medians (lowest to highest) of n = {options.rounds} rounds in turns")
-    judged = [Threshold(bar.sentence, results.ratio(bar.case, bar.base, bar.figure), **bar.limit) for bar in BARS]
-    print(rows(judged, "bar"), end="")
+    print(rows(bars(results), "bar"), end="")
     for name in results:
         if error := results.error(name):
             print(f"{name}: {error}")

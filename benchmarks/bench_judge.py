@@ -33,9 +33,9 @@ def differences(kind: str, noise: str, draws: np.random.Generator) -> np.ndarray
 def judge(values: np.ndarray) -> tuple[str | None, int]:
     """Return the verdict and the number of pairs that it took."""
     for pairs in range(2, BUDGET + 1):
-        found = judged(values[:pairs].tolist(), RISK)
-        if found is not None:
-            return found, pairs
+        answer = judged(values[:pairs].tolist(), RISK)
+        if answer is not None:
+            return answer, pairs
     return None, BUDGET
 
 
@@ -50,10 +50,10 @@ def main() -> None:
             for kind, count in CHANGES.items()
             for _ in range(count)
         ]
-        kept = [kind for kind, found, _ in answers if found == "better"]
-        wrong = sum(kind != "better" for kind in kept) / max(1, len(kept))
-        share = kept.count("better") / (CHANGES["better"] * options.rounds)
-        pairs = [used for kind, found, used in answers if kind == "better" and found]
+        called_better = [kind for kind, answer, _ in answers if answer == "better"]
+        wrong = sum(kind != "better" for kind in called_better) / max(1, len(called_better))
+        share = called_better.count("better") / (CHANGES["better"] * options.rounds)
+        pairs = [used for kind, answer, used in answers if kind == "better" and answer]
         spread = f"{np.median(pairs):.0f} ({min(pairs)} to {max(pairs)})"
         rows.append([noise, f"{wrong:.3f}", f"{share:.2f}", spread, verdict(wrong <= 0.05 and share >= 0.8)])
     print(table(["noise", "kept that are none", "better found", "pairs until better", "bars"], rows))

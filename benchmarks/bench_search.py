@@ -24,13 +24,13 @@ CONFIGURATIONS = 27
 def search(pruner: str, seed: int, epochs: int, images: str) -> list[dict[str, Any]]:
     """Return the result.json of each run of the search."""
     data_dir = Path(tempfile.gettempdir()) / "lathe_bench_search"
-    words = ["sweep=optuna", SPACE, "sweep.sampler=grid", f"sweep.pruner={pruner}", f"seed={seed}", *QUIET]
-    words += ["data=fashion_mnist", f"data.source.folder={images}", f"paths.data_dir={data_dir}"]
+    overrides = ["sweep=optuna", SPACE, "sweep.sampler=grid", f"sweep.pruner={pruner}", f"seed={seed}", *QUIET]
+    overrides += ["data=fashion_mnist", f"data.source.folder={images}", f"paths.data_dir={data_dir}"]
     with tempfile.TemporaryDirectory() as folder:
-        run("train.py", "-m", *words, "model=mlp", f"trainer.max_epochs={epochs}", cwd=folder)
-        found = [json.loads(path.read_text()) for path in Path(folder).glob("logs/train/*/result.json")]
-    assert len(found) == CONFIGURATIONS, len(found)
-    return found
+        run("train.py", "-m", *overrides, "model=mlp", f"trainer.max_epochs={epochs}", cwd=folder)
+        results = [json.loads(path.read_text()) for path in Path(folder).glob("logs/train/*/result.json")]
+    assert len(results) == CONFIGURATIONS, len(results)
+    return results
 
 
 def find_best(results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -39,11 +39,11 @@ def find_best(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    made = parser(__doc__)
-    made.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="seeds of the runs (default 1 2 3)")
-    made.add_argument("--epochs", type=int, default=9, help="of a run that is not ended early (default 9)")
-    made.add_argument("--folder", required=True, help="of the four IDX files of Fashion-MNIST")
-    options = made.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="seeds of the runs (default 1 2 3)")
+    arguments.add_argument("--epochs", type=int, default=9, help="of a run that is not ended early (default 9)")
+    arguments.add_argument("--folder", required=True, help="of the four IDX files of Fashion-MNIST")
+    options = arguments.parse_args()
     print(f"{describe_machine('torch', 'lightning', 'optuna')}; {options.epochs} epochs")
     shares, points = [], []
     for seed in options.seeds:
@@ -53,7 +53,7 @@ def main() -> None:
         shares.append(steps / of)
         points.append(100 * (whole["objective"] - best["objective"]))
         ended = sum("pruned" in result for result in asha)
-        scores = [f"{one['objective']:.4f} (test {one['test/accuracy']:.4f})" for one in (best, whole)]
+        scores = [f"{result['objective']:.4f} (test {result['test/accuracy']:.4f})" for result in (best, whole)]
         print(f"seed {seed}: {steps:,} of {of:,} steps ({shares[-1]:.2f}), {ended} runs ended early; ", end="")
         print(f"best val/accuracy {scores[0]}, of the grid {scores[1]}", flush=True)
     print(f"share of the grid's steps: {Spread(shares):.2f}, bar 0.4")

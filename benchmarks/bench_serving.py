@@ -78,22 +78,22 @@ def request(body: bytes) -> bytes:
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
-def content_of(found: bytes) -> bytes | None:
+def content_of(received: bytes) -> bytes | None:
     """Return the body of a complete answer, or None."""
-    head, separator, body = found.partition(b"\r\n\r\n")
+    head, separator, body = received.partition(b"\r\n\r\n")
     if not separator:
         return None
     match = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
-    assert head.startswith(b"HTTP/1.1 200"), found
+    assert head.startswith(b"HTTP/1.1 200"), received
     assert match is not None
     return body if len(body) == int(match[1]) else None
 
 
 def ask(connection: socket.socket, sent: bytes) -> bytes:
     connection.sendall(sent)
-    found = b""
-    while (content := content_of(found)) is None:
-        found += connection.recv(65536)
+    received = b""
+    while (content := content_of(received)) is None:
+        received += connection.recv(65536)
     return content
 
 
@@ -120,18 +120,14 @@ class Client(asyncio.Protocol):
             self.over.set_result(None)
 
 
-async def _throughput(port: int, sent: bytes, clients: int, seconds: float) -> float:
+async def throughput(port: int, sent: bytes, seconds: float, clients: int = 32) -> float:
+    """Return requests per second."""
     began = time.perf_counter()
     loop, protocols = asyncio.get_running_loop(), [Client(sent, began + seconds) for _ in range(clients)]
     for client in protocols:
         await loop.create_connection(lambda client=client: client, "127.0.0.1", port)  # type: ignore[misc]
     await asyncio.gather(*(client.over for client in protocols))
     return sum(client.count for client in protocols) / (time.perf_counter() - began)
-
-
-def throughput(port: int, sent: bytes, clients: int, seconds: float) -> float:
-    """Return requests per second."""
-    return asyncio.run(_throughput(port, sent, clients, seconds))
 
 
 def added(run: Path, target: str, rounds: int, calls: int) -> list[dict[str, float]]:
@@ -141,7 +137,7 @@ def added(run: Path, target: str, rounds: int, calls: int) -> list[dict[str, flo
     bundle = open_bundle(run / "exports" / target, 1)
     shape = [1, *bundle.manifest["input"]["shape"][1:]]
     inputs = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    found = []
+    rounds_ms = []
     with Served(run, target) as server, socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sent = request(inputs.tobytes())
@@ -149,8 +145,8 @@ def added(run: Path, target: str, rounds: int, calls: int) -> list[dict[str, flo
         np.testing.assert_allclose(answered, bundle(inputs)[0], rtol=1e-4, atol=1e-4)
         for _ in range(rounds):
             bare, whole = timed(lambda: bundle(inputs), calls), timed(lambda: ask(connection, sent), calls)
-            found.append({"bare_ms": bare, "request_ms": whole, "added_ms": whole - bare})
-    return found
+            rounds_ms.append({"bare_ms": bare, "request_ms": whole, "added_ms": whole - bare})
+    return rounds_ms
 
 
 def timed(call: Any, calls: int) -> float:
@@ -171,25 +167,25 @@ def gain(run: Path, target: str, rounds: int, seconds: float) -> list[dict[str, 
     bundle = open_bundle(run / "exports" / target, 1)
     inputs = np.random.default_rng(0).integers(0, 256, [32, *bundle.manifest["input"]["shape"][1:]], dtype=np.uint8)
     sent = request(inputs[:1].tobytes())
-    found = []
+    figures = []
     with Served(run, target, "max_batch_size=32") as batched, Served(run, target, "max_batch_size=1") as unbatched:
         for port in (batched.port, unbatched.port):
-            throughput(port, sent, 32, 1)  # warms up
+            asyncio.run(throughput(port, sent, seconds=1))  # warms up
         for _ in range(rounds):
             ratio = timed(lambda: bundle(inputs), 30) / timed(lambda: bundle(inputs[:1]), 30)
-            rates = [throughput(server.port, sent, 32, seconds) for server in (batched, unbatched)]
-            found.append({"ratio": ratio, "batched": rates[0], "unbatched": rates[1], "gain": rates[0] / rates[1]})
-    return found
+            rates = [asyncio.run(throughput(server.port, sent, seconds)) for server in (batched, unbatched)]
+            figures.append({"ratio": ratio, "batched": rates[0], "unbatched": rates[1], "gain": rates[0] / rates[1]})
+    return figures
 
 
 def main() -> None:
-    made = parser(__doc__, rounds=5)
-    made.add_argument("--calls", type=int, default=500, help="calls and requests of a round at batch 1")
-    made.add_argument("--seconds", type=float, default=5.0, help="of a round with 32 clients")
-    made.add_argument("--target", default="onnx", help="the export that is served")
-    made.add_argument("--folder", type=Path, help="where runs are kept and looked for; by default a temporary folder")
-    made.add_argument("--json", type=Path, help="a file for all figures")
-    options = made.parse_args()
+    arguments = parser(__doc__, rounds=5)
+    arguments.add_argument("--calls", type=int, default=500, help="calls and requests of a round at batch 1")
+    arguments.add_argument("--seconds", type=float, default=5.0, help="of a round with 32 clients")
+    arguments.add_argument("--target", default="onnx", help="the export that is served")
+    arguments.add_argument("--folder", type=Path, help="where runs are kept; by default a temporary folder")
+    arguments.add_argument("--json", type=Path, help="a file for all figures")
+    options = arguments.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
@@ -214,7 +210,7 @@ def main() -> None:
         f"1 worker, 1 thread; {machine}; {time.monotonic() - began:.0f} s."
     )
     write_json(options.json, {"results": results, "bars": BARS})
-    raise SystemExit(0 if all(one.met for one in judged) else 1)
+    raise SystemExit(0 if all(threshold.met for threshold in judged) else 1)
 
 
 if __name__ == "__main__":

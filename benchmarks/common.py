@@ -7,7 +7,6 @@ import platform
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -21,10 +20,10 @@ QUIET = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "traine
 
 def parser(doc: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
     """Return a parser that prints the module's docstring as help, with an option --rounds unless `rounds` is None."""
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     if rounds is not None:
-        made.add_argument("--rounds", type=int, default=rounds, help=f"turns of each side (default {rounds})")
-    return made
+        arguments.add_argument("--rounds", type=int, default=rounds, help=f"turns of each side (default {rounds})")
+    return arguments
 
 
 def run(script: str, *words: str, cwd: Path | str = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -37,17 +36,10 @@ def run(script: str, *words: str, cwd: Path | str = ROOT, **variables: str) -> s
     return done
 
 
-def run_timed(script: str, *words: str, cwd: Path | str = ROOT, **variables: str) -> float:
-    """Run a command of this clone, and return its wall-clock seconds."""
-    began = time.perf_counter()
-    run(script, *words, cwd=cwd, **variables)
-    return time.perf_counter() - began
-
-
 def cpu_seconds(*of: int) -> float:
     """Return user plus system seconds; `of` are resource's RUSAGE constants, by default of the ended children."""
     used = [resource.getrusage(who) for who in of or (resource.RUSAGE_CHILDREN,)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def divide(values: Sequence[float], bases: Sequence[float]) -> Spread:

@@ -56,8 +56,8 @@ def sweep(folder: Path) -> None:
 
 def report(folder: Path) -> None:
     """Record the report page of 24 runs: docs/report_page.png."""
-    words = "name=mlp_on_digits model=mlp model.net.width=16,64,256 optimizer.lr=0.01,0.1 seed=1,2,3,4"
-    run(f"python train.py -m {words} trainer.max_epochs=8", folder)
+    overrides = "name=mlp_on_digits model=mlp model.net.width=16,64,256 optimizer.lr=0.01,0.1 seed=1,2,3,4"
+    run(f"python train.py -m {overrides} trainer.max_epochs=8", folder)
     run("python scripts/report.py runs=logs/mlp_on_digits", folder)
     photograph(folder / "logs/mlp_on_digits/report/report.html", DOCS / "report_page.png", 1280, 1420)
 
@@ -75,9 +75,9 @@ def tutorial(folder: Path) -> None:
         (folder / path).write_text(block)
     run("python shapes.py", folder)
     grid = Image.new("RGB", (12 * 68 + 4, 72), "white")
-    for place, (name, number) in enumerate((n, i) for n in ("circle", "square", "triangle") for i in range(4)):
+    for column, (name, number) in enumerate((n, i) for n in ("circle", "square", "triangle") for i in range(4)):
         picture = Image.open(folder / "shapes" / name / f"{number:03}.png")
-        grid.paste(ImageOps.fit(picture, (64, 64)), (4 + 68 * place, 4))
+        grid.paste(ImageOps.fit(picture, (64, 64)), (4 + 68 * column, 4))
     grid.save(DOCS / "shapes.jpg", quality=80)
     run("python train.py experiment=shapes", folder)
     photograph(newest(folder, "shapes") / "samples/val.html", DOCS / "shapes_samples.png", 1280, 1000)

@@ -1,8 +1,7 @@
-"""Measures training: python scripts/benchmark.py suite=scaling (or parallel, precision, compile, memory, overhead, gpu;
-cli: start-up), reading, the Trainer and integers (suite=loaders, trainer, int8), and a finished run's files:
-suite=inference run=logs/latest"""
+"""Measure training: python scripts/benchmark.py suite=scaling (or parallel, precision, compile, memory, overhead, gpu);
+reading, the Trainer, integers and start-up (suite=loaders, trainer, int8, cli); a finished run's files (suite=inference
+run=logs/latest)."""
 
-import runpy
 import sys
 import time
 from importlib import import_module
@@ -25,10 +24,8 @@ from lathe.launch.error_reporting import raise_on_signal, report_error, report_e
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 from suites import cases
-from suites.results import TABLES, judge, missed, rows, write
+from suites.results import BARS, TABLES, judge, missed, rows, write
 from suites.runner import run
-
-BENCHMARKS = Path(cases.__file__).parents[1]
 
 
 @report_errors
@@ -50,21 +47,12 @@ def benchmark(cfg: DictConfig) -> None:
     name = f"{request['paths']['log_dir']}/benchmark/{suite}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     output = Path(request["output"] or name).absolute()
     require(not output.is_file(), f"output={output} is a file: name a folder.")
-    if suite == "cli":
-        _run_script("bench_cli", cases.fill(request), output)
-    elif suite == cases.INFERENCE:
+    if suite == cases.INFERENCE:
         _compare_runtimes(cases.fill(request), output)
     elif suite in cases.SIDES:
         _compare_sides(cases.fill(request), output)
     else:
         _compare_trainings(request, output)
-
-
-def _run_script(name: str, request: dict[str, Any], output: Path) -> None:
-    output.mkdir(parents=True, exist_ok=True)
-    rounds = ["--rounds", str(request["rounds"])] if request["rounds"] else []
-    sys.argv = [str(BENCHMARKS / f"{name}.py"), *rounds, "--json", str(output / "results.json")]
-    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def _compare_runtimes(request: dict[str, Any], output: Path) -> None:
@@ -73,9 +61,9 @@ def _compare_runtimes(request: dict[str, Any], output: Path) -> None:
     configured = GlobalHydra.instance().config_loader().get_group_options("target")
     names = inference.targets_of(request["targets"], configured)
     options = inference.check_overrides(request["overrides"], names)
-    asked = resolve(compose("export", overrides=[f"run={request['run']}", f"target=[{','.join(names)}]", *options]))
-    refuse(check(asked, "export"))
-    inference.compare(request, asked["target"], output)
+    export = resolve(compose("export", overrides=[f"run={request['run']}", f"target=[{','.join(names)}]", *options]))
+    refuse(check(export, "export"))
+    inference.compare(request, export["target"], output)
 
 
 def _compare_sides(request: dict[str, Any], output: Path) -> None:
@@ -88,35 +76,34 @@ def _compare_sides(request: dict[str, Any], output: Path) -> None:
         request["export"] = resolve(compose("export", overrides=[*suite.EXPORT]))["target"]
     torch.set_num_threads(request["threads"])
     facts, results = suite.measure(request, output)
-    texts, drawing = suite.tables(facts, results, request)
-    write(output, texts, drawing, facts, results, request, time.monotonic() - began)
+    (texts, drawing), bars = suite.tables(facts, results, request), suite.claims(results)
+    write(output, [*texts, rows(bars, "bar")], drawing, facts, results, request, time.monotonic() - began)
     if request["assert"]:
-        refuse(missed(suite.claims(results)))
+        refuse(missed(bars))
 
 
 def _compare_trainings(request: dict[str, Any], output: Path) -> None:
-    base = None
-    if request["base"] is not None:
-        base = resolve(compose("train", overrides=cases.base_of(request)))
-    every, request = cases.plan(request, base)
+    base = None if request["base"] is None else resolve(compose("train", overrides=cases.base_of(request)))
+    plan, request = cases.plan(request, base)
     composed, refused = {}, {}
-    for case in every:
+    for case in plan:
         try:
             resolved = resolve(compose("train", overrides=cases.overrides_of(case, request)))
             refuse(check(resolved))
             count_processes(resolved)
         except UserError as error:
-            if not case.optional or case is every[0]:
+            if not case.optional or case is plan[0]:
                 raise
             refused[case.name] = " ".join(map(str, error.args))
         else:
             composed[case.name] = resolved
     began = time.monotonic()
-    results = run(every, composed, request, refused)
-    facts = {case.name: {"processes": case.processes, **case.facts} for case in every}
+    results = run(plan, composed, request, refused)
+    facts = cases.facts_of(plan)
     texts, drawing = TABLES[request["suite"]](facts, results)
-    judged = judge(request, facts, results)
+    judged, bars = judge(request, facts, results), BARS.get(request["suite"])
     texts += [rows(judged)] if judged else []
+    texts += [rows(bars(results), "bar")] if bars else []
     write(output, texts, drawing, facts, results, request, time.monotonic() - began)
     if request["assert"]:
         refuse(missed(judged))

@@ -34,7 +34,8 @@ SKIPPED = {
 }
 # Overrides that shorten a command in this test.
 ADDED = {
-    "python train.py -m experiment=mine": ["trainer.max_epochs=2"],
+    "python train.py -m experiment=mine": ["trainer.max_epochs=1"],
+    "python train.py resume=logs/mlp": ["trainer.max_epochs=8"],
     "python train.py name=mlp": ["trainer.max_epochs=5"],
     "python train.py name=auto": ["trainer.max_epochs=3"],
     "python train.py name=logged": ["trainer.max_epochs=3"],
@@ -130,7 +131,7 @@ def test_command(command: str, workspace: Path) -> None:
         assert new[0].parent.name == "mine"
     elif "resume=logs/mlp" in command:
         (result,) = [json.loads(path.read_text()) for path in logs.glob("mlp/*/result.json")]
-        assert result["epochs"] == 40
+        assert result["epochs"] == 8
     elif "report.py" in command:
         assert "6 runs (6 complete) in 2 groups" in printed
         assert (logs / "nets" / "report" / "report.html").is_file()

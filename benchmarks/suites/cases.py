@@ -7,7 +7,7 @@ from typing import Any
 from lathe.errors import require
 from suites.results import limits
 
-SIDES = ("loaders", "trainer", "int8")  # compare sides in one process, without a launcher
+SIDES = ("loaders", "trainer", "int8", "cli")  # compare sides in one process, without a launcher
 INFERENCE = "inference"  # measures a finished run
 JUDGED = ("scaling", "parallel", "precision", "compile", *SIDES)  # suites that take assert=true
 
@@ -43,7 +43,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "loaders": _keys(rounds=7, seconds=0.3, workers=None, batch_size=None, **_ON_CPU),
     "trainer": _keys(rounds=7, steps=400, batch_size=64, threads=1),
     "int8": _keys(run=None, qat=None, rounds=7, steps=20, warmup=5, batches=[1, 32], **_ON_CPU),
-    "cli": _keys(rounds=None),
+    "cli": _keys(rounds=9, threads=1),
 }
 # Overrides of every training run: no files, validation or progress bar.
 QUIET = _words(
@@ -155,10 +155,10 @@ def gpu(request: Mapping[str, Any]) -> list[Case]:
 
     require(torch.cuda.is_available(), "suite=gpu needs an NVIDIA GPU; none is visible. Use suite=scaling.")
     cases = []
-    for net, words in GPU_NETS.items():
+    for net, net_overrides in GPU_NETS.items():
         for strategy in ("auto", *request["strategies"]):
             for precision in ("32-true", "bf16-mixed", "16-mixed", "bf16-true"):
-                overrides = (*words, f"strategy={strategy}", f"precision={precision}")
+                overrides = (*net_overrides, f"strategy={strategy}", f"precision={precision}")
                 facts = {"net": net, "strategy": strategy, "precision": precision}
                 cases.append(Case(", ".join(facts.values()), overrides, 1, fresh=True, facts=facts))
     return cases
@@ -181,7 +181,7 @@ METHODS = {
 def overhead(request: Mapping[str, Any]) -> list[Case]:
     """Return a training step of ResNet-20 with each compression method, and the plain one."""
     net = ("model=resnet20", "data=digits", "data.image_size=32", f"data.batch_size={request['batch_size']}")
-    return [Case(name, (*net, *words), 1, facts={"method": name}) for name, words in METHODS.items()]
+    return [Case(name, (*net, *own), 1, facts={"method": name}) for name, own in METHODS.items()]
 
 
 SMALL_VIT = _words(
@@ -239,8 +239,8 @@ def compiled(request: Mapping[str, Any]) -> list[Case]:
     require(request["warmup"] > 1, f"warmup={request['warmup']}: suite=compile needs at least 2 steps of warm-up.")
     base = (*request["own"], f"data.batch_size={request['batch_size']}", "trainer.devices=1")
     return [
-        Case(name, (*base, *words), 1, "compile", fresh=True, optional=True, facts={"compile": name})
-        for name, words in COMPILES.items()
+        Case(name, (*base, *own), 1, "compile", fresh=True, optional=True, facts={"compile": name})
+        for name, own in COMPILES.items()
     ]
 
 
@@ -256,7 +256,7 @@ def parallel(request: Mapping[str, Any]) -> list[Case]:
     n, batch, lr = counts[0], request["batch_size"], request.get("lr", 0.1)
     _require_divides(batch, n)
     plain, amp = "precision=32-true", f"precision={'16-mixed' if request['accelerator'] == 'gpu' else 'bf16-mixed'}"
-    rows: list[tuple[str, str, int, int, float, float, str]] = [
+    rows = [
         ("single", "auto", 1, batch, lr, 0, plain),
         ("dp", "dp", n, batch, lr, 0, plain),
         ("ddp", "ddp", n, batch, lr, 0, plain),
@@ -290,8 +290,8 @@ def fill(request: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: a key is given that the suite does not read.
     """
-    suite, taken = request["suite"], DEFAULTS[request["suite"]]
-    for key in {key for keys in DEFAULTS.values() for key in keys} - {*taken}:
+    suite, defaults = request["suite"], DEFAULTS[request["suite"]]
+    for key in {key for keys in DEFAULTS.values() for key in keys} - {*defaults}:
         require(request.get(key) is None, f"{key}={request.get(key)} has no meaning for suite={suite}: leave it null.")
     require(suite in JUDGED or not request["assert"], f"assert=true has no meaning for suite={suite}: leave it out.")
     unread = suite in ("loaders", "trainer", "cli") and request["overrides"]
@@ -302,9 +302,9 @@ def fill(request: Mapping[str, Any]) -> dict[str, Any]:
         for key in ("qat", "accelerator", "overrides"):
             value = request[key]
             require(not value, f"{key}={value} is for a run that suite=int8 trains itself: leave it out with run=.")
-    full = {**request, **{key: value for key, value in taken.items() if request.get(key) is None}}
-    one = suite == INFERENCE or not isinstance(full["threads"], list)
-    require(one, f"threads={full['threads']}: suite={suite} takes one number of threads.")
+    full = {**request, **{key: value for key, value in defaults.items() if request.get(key) is None}}
+    single = suite == INFERENCE or not isinstance(full["threads"], list)
+    require(single, f"threads={full['threads']}: suite={suite} takes one number of threads.")
     return full
 
 
@@ -321,18 +321,15 @@ def plan(request: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> t
     if suite in SIZES:
         import torch
 
-        found = torch.cuda.is_available() or torch.backends.mps.is_available()
-        full["accelerator"] = full["accelerator"] or ("gpu" if found else "cpu")
+        has_gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
+        full["accelerator"] = full["accelerator"] or ("gpu" if has_gpu else "cpu")
         sizes = SIZES[suite][full["accelerator"]]
         full |= {key: value for key, value in sizes.items() if full.get(key) is None}
     if suite == "parallel" and full["processes"] is None:
         full["processes"] = [max(2, torch.cuda.device_count() if full["accelerator"] == "gpu" else 2)]
     if base is not None:  # with a constant learning rate in the place of its schedule
-        kept = ("_target_", "_partial_", "warmup")
-        full["own"] = (
-            f"experiment={full['base']}",
-            *(f"~scheduler.{key}" for key in base["scheduler"] if key not in kept),
-        )
+        schedule = [key for key in base["scheduler"] if key not in ("_target_", "_partial_", "warmup")]
+        full["own"] = (f"experiment={full['base']}", *(f"~scheduler.{key}" for key in schedule))
         full["batch_size"] = request["batch_size"] or base["data"]["batch_size"]
         full["lr"] = base["optimizer"]["lr"]
     cases = CASES[suite](full)
@@ -340,8 +337,13 @@ def plan(request: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> t
     for text in full["overrides"] if suite in SIZES else ():
         key = str(text).split("=")[0].lstrip("+~")
         require(key not in keys, f"overrides={text}: suite={suite} sets {key} itself. Leave it out.")
-    full["thresholds"] = limits(full, {case.name: {"processes": case.processes, **case.facts} for case in cases})
+    full["thresholds"] = limits(full, facts_of(cases))
     return cases, full
+
+
+def facts_of(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
+    """Return the facts of each case by name, with its number of processes."""
+    return {case.name: {"processes": case.processes, **case.facts} for case in cases}
 
 
 def base_of(request: Mapping[str, Any]) -> list[str]:
@@ -356,6 +358,6 @@ def overrides_of(case: Case, request: Mapping[str, Any]) -> list[str]:
     return [*QUIET, *case.overrides, *end, *request["overrides"]]
 
 
-def typed(words: Sequence[str]) -> list[str]:
+def typed(arguments: Sequence[str]) -> list[str]:
     """Replace `experiment=` by `base=`: Hydra would load the experiment's file, which fits only train.yaml."""
-    return [f"base={word[11:]}" if word.startswith("experiment=") else word for word in words]
+    return [f"base={text[11:]}" if text.startswith("experiment=") else text for text in arguments]

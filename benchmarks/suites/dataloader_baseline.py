@@ -57,9 +57,9 @@ class Files(Usual):
 
     def __init__(self, folder: Path, size: int) -> None:
         classes = sorted(path for path in folder.iterdir() if path.is_dir())
-        found = [(file, label) for label, path in enumerate(classes) for file in sorted(path.iterdir())]
-        super().__init__([label for _, label in found])
-        self.files, self.size = [file for file, _ in found], size
+        pairs = [(file, label) for label, path in enumerate(classes) for file in sorted(path.iterdir())]
+        super().__init__([label for _, label in pairs])
+        self.files, self.size = [file for file, _ in pairs], size
 
     def open(self, sample: int) -> Image.Image:
         with Image.open(self.files[sample]) as file:

@@ -52,13 +52,13 @@ class Bundled(Form):
         return Opened(lambda: bundle(inputs), forward)
 
 
-def targets_of(given: Sequence[str] | None, configured: Sequence[str]) -> list[str]:
-    """Return the `given` targets, or all that compute and have a file in configs/target."""
-    for name in given or ():
+def targets_of(names: Sequence[str] | None, configured: Sequence[str]) -> list[str]:
+    """Return the targets of these names, or all that compute and have a file in configs/target."""
+    for name in names or ():
         require(name in export.TARGETS and name in configured, f"targets={name}: {did_you_mean(name, configured)}")
         require(name not in ARCHIVES, f"targets={name} holds another target's file: name that one.")
         require(export.get(name).computes, f"targets={name} holds only weights, without a net. Leave it out.")
-    return list(given or (name for name in export.TARGETS if name in configured and _is_measured(name)))
+    return list(names or (name for name in export.TARGETS if name in configured and _is_measured(name)))
 
 
 def _is_measured(name: str) -> bool:
@@ -68,12 +68,12 @@ def _is_measured(name: str) -> bool:
         return True  # the missing package is reported when the file is made
 
 
-def check_overrides(given: Sequence[str], targets: Sequence[str]) -> list[str]:
+def check_overrides(overrides: Sequence[str], targets: Sequence[str]) -> list[str]:
     """Return these overrides, which must be options of `targets`."""
-    for text in given:
+    for text in overrides:
         fits = any(str(text).lstrip("+~").startswith(f"target.{name}.") for name in targets)
         require(fits, f"overrides={text}: suite=inference takes options of its targets: target.<name>.<key>=<value>.")
-    return [str(text) for text in given]
+    return [str(text) for text in overrides]
 
 
 @torch.no_grad()
@@ -92,18 +92,17 @@ def compare(request: Mapping[str, Any], group: Mapping[str, Any], output: Path) 
     require(not run.busy, f"run={request['run']} is being written to by another process. Wait for it, or stop it.")
     try:
         with torch.random.fork_rng(devices=[]), scratch() as folder:
-            found = _measure(run, request, options_of(group), folder)
+            comparison = _measure(run, request, options_of(group), folder)
     finally:
         torch.set_num_threads(threads)
-    found["seconds"] = time.monotonic() - began
-    write(output, found, request)
+    comparison["seconds"] = time.monotonic() - began
+    write(output, comparison, request)
     with run.locked():
-        require(
-            found["checkpoint"] == measured.fingerprint(run), f"run={request['run']} was trained on. Measure again."
-        )
-        if measured.add_comparison(run, found):
+        current = comparison["checkpoint"] == measured.fingerprint(run)
+        require(current, f"run={request['run']} was trained on. Measure again.")
+        if measured.add_comparison(run, comparison):
             report(f"The receipt has it too: {run.path / 'receipt.md'}")
-    return found
+    return comparison
 
 
 def _measure(run: RunDir, request: Mapping[str, Any], options: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -159,8 +158,8 @@ def _measure(run: RunDir, request: Mapping[str, Any], options: dict[str, Any], f
     notes += page.busy(rows, "this", "python scripts/benchmark.py suite=inference run=<run directory>")
     if away := sorted(form.backend for form in files if form.runs_on != "cpu"):
         notes.append(f"On a GPU, with the copies there and back in its time: {', '.join(away)}.")
-    if made := sorted(form.backend for form in files if form.source == "made"):
-        notes.append(f"Made for this comparison and not kept: {', '.join(made)}; scripts/export.py ships them.")
+    if unshipped := sorted(form.backend for form in files if form.source == "made"):
+        notes.append(f"Made for this comparison and not kept: {', '.join(unshipped)}; scripts/export.py ships them.")
     return {
         "run": run.path.name,
         "checkpoint": checkpoint,
@@ -213,8 +212,8 @@ def _explain_stale(run: RunDir, manifest: Mapping[str, Any], facts: Mapping[str,
         return f"is of {manifest['checkpoint']}.ckpt"
     if is_outdated(run, manifest):
         return "is of an earlier best.ckpt"
-    there, here = manifest["input"]["shape"], facts["input"]["shape"]
-    return None if there == here else f"takes inputs of {there} instead of {here}"
+    shape, wanted = manifest["input"]["shape"], facts["input"]["shape"]
+    return None if shape == wanted else f"takes inputs of {shape} instead of {wanted}"
 
 
 def _arithmetic(form: Form) -> str:
@@ -244,11 +243,11 @@ def _output_check(
 def _without_repeats(left_out: Sequence[dict[str, str]], cells: int) -> list[dict[str, str]]:
     """Merge entries that are the same for each batch size and number of threads."""
     keys = [(entry["form"].removeprefix("this ").partition(",")[0], entry["reason"]) for entry in left_out]
-    found = []
+    entries = []
     for entry, key in zip(left_out, keys, strict=True):
         merged = {"form": key[0], "reason": key[1]} if keys.count(key) == cells else entry
-        found += [merged] if merged not in found else []
-    return found
+        entries += [merged] if merged not in entries else []
+    return entries
 
 
 def winners(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -256,13 +255,13 @@ def winners(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     `winner` is None if others are equal within noise (`same`); `file` is the fastest exported file.
     """
-    found, cell = [], itemgetter("batch", "threads")
+    cells, cell = [], itemgetter("batch", "threads")
     for (batch, threads), group in groupby(sorted(rows, key=cell), cell):
-        some = sorted(group, key=lambda row: float(row["median_ms"]))
-        best = some[0]
-        fastest, *others = (measure.Latency(*(row[key] for key in LATENCY)) for row in some)
-        same = [row for row, other in zip(some[1:], others, strict=True) if measure.verdict(fastest, other) == "same"]
-        file = next((row for row in some if row["bytes"] is not None), None)
+        ranked = sorted(group, key=lambda row: float(row["median_ms"]))
+        best = ranked[0]
+        fastest, *others = (measure.Latency(*(row[key] for key in LATENCY)) for row in ranked)
+        same = [row for row, other in zip(ranked[1:], others, strict=True) if measure.verdict(fastest, other) == "same"]
+        file = next((row for row in ranked if row["bytes"] is not None), None)
         names = [f"{row['backend']} ({row['median_ms']:.3f} ms)" for row in (best, *same)]
         text = f"Batch {batch}, {threads} thread{'s' * (threads > 1)}: "
         text += f"no winner, {' and '.join(names)} are the same within noise" if same else f"{names[0]} is the fastest"
@@ -270,7 +269,7 @@ def winners(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             text += f", {best['over_eager']:.2f} of eager's time"
         if file is not None and file is not best and file not in same:
             text += f"; of the files, {file['backend']} is the fastest with {file['median_ms']:.3f} ms"
-        found.append(
+        cells.append(
             {
                 **{"batch": batch, "threads": threads, "fastest": best["backend"]},
                 "winner": None if same else best["backend"],
@@ -279,7 +278,7 @@ def winners(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "sentence": f"{text}.",
             }
         )
-    return found
+    return cells
 
 
 def runtime_figure(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -295,20 +294,20 @@ def runtime_figure(rows: Sequence[Mapping[str, Any]]) -> str:
     return plot.beside(plots)
 
 
-def write(output: Path, found: Mapping[str, Any], request: Mapping[str, Any]) -> None:
+def write(output: Path, section: Mapping[str, Any], request: Mapping[str, Any]) -> None:
     """Print the table and its conclusions, and write results.json, results.md and plot.svg into `output`."""
-    cpu = found["hardware"]["cpu"]
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    cpu = section["hardware"]["cpu"]
+    versions = ", ".join(f"{name} {version}" for name, version in section["versions"].items())
     under = (
-        f"\nRun {found['run']}, best.ckpt of step {found['checkpoint']['step']}. {cpu['name']}, {cpu['cores']} cores, "
-        f"{', '.join(cpu['instruction_sets'])}; {versions}. All forms take the inputs that clients send, in one "
+        f"\nRun {section['run']}, best.ckpt of step {section['checkpoint']['step']}. {cpu['name']}, {cpu['cores']} "
+        f"cores, {', '.join(cpu['instruction_sets'])}; {versions}. All forms take the inputs that clients send, in one "
         f"process and in turns: at most {request['rounds']} rounds or {request['seconds']:g} s for a batch size and "
         "number of threads; medians of n calls.\n"
     )
-    sentences = [f"- {sentence}" for sentence in page.runtime_sentences(found)]
-    text = "\n".join([table(*page.runtime_table(found["rows"])), *sentences, under])
+    sentences = [f"- {sentence}" for sentence in page.runtime_sentences(section)]
+    text = "\n".join([table(*page.runtime_table(section["rows"])), *sentences, under])
     output.mkdir(parents=True, exist_ok=True)
     write_atomically(output / "results.md", text)
-    write_atomically(output / "plot.svg", runtime_figure(found["rows"]))
-    write_atomically(output / "results.json", json.dumps({"request": request, **found}, indent=2) + "\n")
+    write_atomically(output / "plot.svg", runtime_figure(section["rows"]))
+    write_atomically(output / "results.json", json.dumps({"request": request, **section}, indent=2) + "\n")
     report(f"\n{text}\nWritten to {output}")

@@ -14,7 +14,7 @@ from lathe.measure import interleaved, plot
 from lathe.runs.rundir import RunDir, open_run
 from lathe.verbs.export import compared, make, ready_for, targets_of
 from suites.inference import Bundled, inputs_of
-from suites.results import MIB, Columns, Facts, Results, Spread, Threshold, fact, full
+from suites.results import MIB, Columns, Facts, Results, Spread, Threshold, fact, show
 from suites.runner import report
 
 FLOAT, INTEGER, TRAINED = "float32", "int8", "int8, qat"
@@ -67,24 +67,24 @@ def _runs(request: Mapping[str, Any], output: Path) -> dict[str, RunDir]:
     if request["run"] is not None:
         run = open_run(request["run"], "run")
         return {FLOAT: run, INTEGER: run}
-    own = [str(word) for word in request["overrides"]]
+    own = [str(text) for text in request["overrides"]]
     recipe = PUBLISHED if request["accelerator"] == "gpu" else SMALL
-    words = [*(() if any(word.startswith("experiment=") for word in own) else recipe), *QUIET, *own]
+    overrides = [*(() if any(text.startswith("experiment=") for text in own) else recipe), *QUIET, *own]
     report("training")
 
-    def trained(words: Sequence[str], of: RunDir | None = None) -> RunDir:
-        cfg = compose(words)
+    def trained(overrides: Sequence[str], of: RunDir | None = None) -> RunDir:
+        cfg = compose(overrides)
         cfg.paths.log_dir = str(output / "runs")
         cfg.ckpt_path = None if of is None else str(of.path)  # starts from its weights
         return RunDir(train(cfg).dir)
 
-    run = trained(words)
+    run = trained(overrides)
     if request["qat"] is None:
         return {FLOAT: run, INTEGER: run}
     rate = run.config["optimizer"]["lr"] / 10  # trained weights move little
     further = ("compression=qat", "compression.receipt=none", f"trainer.max_epochs={request['qat']}")
     report("training with integers simulated")
-    taught = trained([*words, *further, f"optimizer.lr={rate}"], run)
+    taught = trained([*overrides, *further, f"optimizer.lr={rate}"], run)
     return {FLOAT: run, INTEGER: run, TRAINED: taught}
 
 
@@ -125,8 +125,8 @@ def tables(facts: Facts, results: Results, request: Mapping[str, Any]) -> tuple[
         "batch": fact(facts, "batch"),
         "MiB": lambda name: f"{facts[name]['bytes'] / MIB:.2f}",
         "size over float32's": lambda name: f"{facts[name]['bytes'] / facts[base(name)]['bytes']:.3f}",
-        "latency, ms": lambda name: full(results.spread(name, "latency_ms"), ".2f"),
-        "latency over float32's": lambda name: full(results.ratio(name, base(name), "latency_ms")),
+        "latency, ms": results.cells("latency_ms", ".2f"),
+        "latency over float32's": lambda name: show(results.ratio(name, base(name), "latency_ms")),
         metric: lambda name: f"{results[name][0][metric]:.4f}",
         "minus float32's": lambda name: f"{results[name][0][metric] - results[base(name)][0][metric]:+.4f}",
     }
@@ -144,18 +144,18 @@ def tables(facts: Facts, results: Results, request: Mapping[str, Any]) -> tuple[
 
 def claims(results: Results) -> list[Threshold]:
     """Return the published figures of integers relative to float32."""
-    found = list[Threshold]()
+    limits = list[Threshold]()
     for side, rounds in results.items():
         form, _, batch = side.rpartition(", ")
         base = f"{FLOAT}, {batch}"
         if form == FLOAT:
             continue
-        if not any(one.sentence.startswith(f"{form}: ") for one in found):
+        if not any(limit.sentence.startswith(f"{form}: ") for limit in limits):
             size = results.ratio(side, base, "bytes")
-            found.append(Threshold(f"{form}: size over float32's,", size, at_most=SIZE))
+            limits.append(Threshold(f"{form}: size over float32's,", size, at_most=SIZE))
             if "accuracy" in rounds[0]:
                 lost = 100 * (results[base][0]["accuracy"] - rounds[0]["accuracy"])
-                found.append(Threshold(f"{form}: points of accuracy lost,", Spread([lost]), at_most=POINTS))
+                limits.append(Threshold(f"{form}: points of accuracy lost,", Spread([lost]), at_most=POINTS))
         latency = results.ratio(side, base, "latency_ms")
-        found.append(Threshold(f"{form}: latency at {batch} over float32's,", latency, at_most=LATENCY))
-    return found
+        limits.append(Threshold(f"{form}: latency at {batch} over float32's,", latency, at_most=LATENCY))
+    return limits

@@ -24,9 +24,8 @@ from lathe.files import scratch
 from lathe.launch.api import compose
 from lathe.measure import plot, usable_cores
 from lathe.runs.build import make_data
-from lathe.verbs.make_shards import make_shards
 from suites import dataloader_baseline as baseline
-from suites.results import Columns, Facts, Results, Threshold, fact, full, middle
+from suites.results import Columns, Facts, Results, Threshold, fact, show
 from suites.runner import report, take_turns
 
 CLASSES = ("ant", "bee", "cow", "dog")
@@ -95,8 +94,8 @@ def measure(request: Mapping[str, Any], output: Path) -> tuple[Facts, Results]:
 
 def _fastest(results: Results, names: list[str]) -> str | None:
     """Return the side with the highest median; None if none was measured."""
-    found = {name: spread.median for name in names if (spread := results.spread(name, FIGURE))}
-    return max(found, key=lambda name: found[name]) if found else None
+    medians = {name: spread.median for name in names if (spread := results.spread(name, FIGURE))}
+    return max(medians, key=lambda name: medians[name], default=None)
 
 
 def tables(facts: Facts, results: Results, request: Mapping[str, Any]) -> tuple[list[str], str]:
@@ -107,11 +106,9 @@ def tables(facts: Facts, results: Results, request: Mapping[str, Any]) -> tuple[
         "read by": fact(facts, "how"),
         "workers": fact(facts, "workers"),
         "batch": fact(facts, "batch_size"),
-        "samples/s": lambda name: full(results.spread(name, FIGURE), ",.0f"),
-        "s an epoch": lambda name: middle(
-            results.spread(name, lambda result: facts[name]["samples"] / result[FIGURE]), ".3f"
-        ),
-        "over the usual recipe": lambda name: full(gains[name]),
+        "samples/s": results.cells(FIGURE, ",.0f"),
+        "s an epoch": lambda name: show(results.spread(name, lambda r: facts[name]["samples"] / r[FIGURE])),
+        "over the usual recipe": lambda name: show(gains[name]),
     }
     note = (
         "The usual recipe reads one sample at a time with torch's DataLoader; where it has several rows, the fastest "
@@ -126,7 +123,7 @@ def tables(facts: Facts, results: Results, request: Mapping[str, Any]) -> tuple[
 
 def claims(results: Results) -> list[Threshold]:
     """Return the required speed-ups over the usual recipe; data=dataset must not be slower than a DataLoader."""
-    found = list[Threshold]()
+    limits = list[Threshold]()
     for how, kind, base, bar in (
         ("resident, uint8", "images in memory", PIL, 40.0),
         ("resident, uint8", "images in memory", TUNED, 40.0),
@@ -136,12 +133,12 @@ def claims(results: Results) -> list[Threshold]:
     ):
         bases = [name for name in results if name.startswith(f"{kind}: {base}, ")]
         gain = results.ratio(_name(kind, how, 0), _fastest(results, bases), FIGURE)
-        found.append(Threshold(f"{kind}, {how}: samples/s over {base}'s,", gain, at_least=bar))
+        limits.append(Threshold(f"{kind}, {how}: samples/s over {base}'s,", gain, at_least=bar))
     for name in results:
         if ": data=dataset, " in name:
             gain = results.ratio(name, name.replace("data=dataset", ITEMS), FIGURE)
-            found.append(Threshold(f"{name}: samples/s over {ITEMS}'s,", gain, at_least=1.0))
-    return found
+            limits.append(Threshold(f"{name}: samples/s over {ITEMS}'s,", gain, at_least=1.0))
+    return limits
 
 
 def _rate(side: Side, seconds: float, device: torch.device) -> dict[str, Any]:
@@ -155,11 +152,11 @@ def _rate(side: Side, seconds: float, device: torch.device) -> dict[str, Any]:
             torch.cuda.synchronize()
 
     take(3 * side.workers + 2)  # each of torch's workers prefetches two batches, and holds one
-    taken, began = 0, time.perf_counter()
-    while time.perf_counter() - began < seconds or not taken:
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds or not count:
         take(side.whole)
-        taken += side.whole
-    return {FIGURE: taken * side.size / (time.perf_counter() - began)}
+        count += side.whole
+    return {FIGURE: count * side.size / (time.perf_counter() - began)}
 
 
 def _endless(loader: Any) -> Iterator[Any]:
@@ -206,42 +203,25 @@ def _in_memory(folder: Path, samples: int, size: int, workers: list[int], device
         batches = _by_dataloader(baseline.Tuned(images, labels), size, n, device, baseline.stack)
         yield Side(kind, TUNED, n, batches, samples, size, base)
     batch = data.build(split, device, batch_size=size, train=True)
-    given = {**data.settings(device, {"batch_size": size, "train": True}), "normalizer": None}
-    pixels = type(batch)(torch.from_numpy(images), torch.from_numpy(labels), **given)
-    data.normalize = "folded"
-    folded = data.build(split, device, batch_size=size, train=True)
-    for how, loader in (("resident, uint8", pixels), ("resident", batch), ("resident, folded", folded)):
+    settings = {**data.settings(device, {"batch_size": size, "train": True}), "normalizer": None}
+    pixels = type(batch)(torch.from_numpy(images), torch.from_numpy(labels), **settings)
+    for how, loader in (("resident, uint8", pixels), ("resident", batch)):
         yield Side(kind, how, 0, _endless(loader), samples, size, base, whole=len(loader))
 
 
 def _files(folder: Path, samples: int, size: int, workers: list[int], device: torch.device) -> Iterator[Side]:
-    kind, photos, shards = "image files", folder / "photos", folder / "shards"
+    kind, photos = "image files", folder / "photos"
     baseline.write_files(photos, CLASSES, samples)
     base = tuple(_name(kind, JPEG, n) for n in workers)
     for n in workers:
         batches = _by_dataloader(baseline.Files(photos, FILE_SIDE), size, n, device)
         yield Side(kind, JPEG, n, batches, samples, size, base)
-    shared = (*IMAGES, f"data.image_size={FILE_SIDE}", f"data.batch_size={size}")
     share = max(0.01, len(CLASSES) / samples)  # at least one image of each class
-    shares = (f"data.source.val_share={share}", f"data.source.test_share={share}")
-    own = ("data=image_folder", f"data.folder={_quote(photos)}", f"paths.data_dir={_quote(folder)}", *shared, *shares)
-    data = _open(*own)
+    shares = (f"data.source.val_share={share}", f"data.source.test_share={share}", f"data.batch_size={size}")
+    paths = (f"data.folder={_quote(photos)}", f"paths.data_dir={_quote(folder)}")
+    data = _open("data=image_folder", *paths, *IMAGES, f"data.image_size={FILE_SIDE}", *shares)
     loader = data.build(data.open()["train"], device, batch_size=size, train=True)
-    kept = len(loader) * size
-    yield Side(kind, "data=image_folder", 0, _endless(loader), kept, size, base, whole=len(loader))
-    settings = {
-        "data": resolve(compose(own))["data"],
-        "paths": {"data_dir": str(folder)},
-        "output": shards.name,
-        "images": {"folder": None},
-        "tars": {"folder": None},
-        **{"shard_size": 256, "encoding": "png", "overwrite": False},
-    }
-    make_shards(settings)
-    for n in workers:
-        read = (f"data.num_classes={len(CLASSES)}", f"data.num_workers={n}", f"data.persistent_workers={n > 0}")
-        data = _open("data=shards", f"data.source.name={_quote(shards)}", *shared, *read)
-        yield Side(kind, "data=shards", n, _endless(data.train_dataloader()), kept, size, base)
+    yield Side(kind, "data=image_folder", 0, _endless(loader), len(loader) * size, size, base, whole=len(loader))
 
 
 def _datasets(folder: Path, samples: int, size: int, workers: list[int], device: torch.device) -> Iterator[Side]:
@@ -258,8 +238,7 @@ def _datasets(folder: Path, samples: int, size: int, workers: list[int], device:
 def _tokens(folder: Path, samples: int, size: int, workers: list[int], device: torch.device) -> Iterator[Side]:
     kind, file = "tokens", folder / "tokens.npy"
     sizes = (f"data.source.train_size={samples}", "data.source.val_size=2", "data.source.test_size=2")
-    words = ("data=synthetic_tokens", "model=gpt_nano", f"data.length={LENGTH}", f"data.batch_size={size}")
-    data = _open(*words, *sizes)
+    data = _open("data=synthetic_tokens", "model=gpt_nano", f"data.length={LENGTH}", f"data.batch_size={size}", *sizes)
     np.save(file, data.open()["train"].ids)
     base = tuple(_name(kind, MAPPED, n) for n in workers)
     for n in workers:

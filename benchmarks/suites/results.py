@@ -13,8 +13,9 @@ from lathe.runs.rundir import describe_environment
 
 MIB = 2**20
 Facts = Mapping[str, Mapping[str, Any]]  # by case, what distinguishes it from the others
-Columns = dict[str, Callable[[str], str]]  # by heading, the cell of a case
-Figure = str | Callable[[Mapping[str, Any]], float]  # a key of a round's result, or a function of it
+Cell = Callable[[str], str]  # the text of a case in a column
+Columns = dict[str, Cell]  # by heading
+Figure = str | Callable[[Mapping[str, Any]], float | None]  # a key of a round's result, or a function of it
 
 
 class Spread:
@@ -54,8 +55,20 @@ class Results(dict[str, list[dict[str, Any]]]):
 
     def medians(self, label: str, figure: Figure) -> dict[str, dict[str, float]]:
         """Return the columns of a bar chart: the median of a figure of each case that has it."""
-        found = {name: self.spread(name, figure) for name in self}
-        return {name: {label: spread.median} for name, spread in found.items() if spread}
+        spreads = {name: self.spread(name, figure) for name in self}
+        return {name: {label: spread.median} for name, spread in spreads.items() if spread}
+
+    def cells(self, figure: Figure, spec: str) -> Cell:
+        """Return the cell of a column: the median of a figure and its range."""
+        return lambda name: show(self.spread(name, figure), spec)
+
+    def middles(self, figure: Figure, spec: str) -> Cell:
+        """Return the cell of a column: the median of a figure."""
+        return lambda name: show(self.spread(name, figure), spec, range_too=False)
+
+    def over(self, base: str, figure: Figure) -> Cell:
+        """Return the cell of a column: a figure over the base's; empty for the base itself."""
+        return lambda name: "" if name == base else show(self.ratio(name, base, figure))
 
     def table(self, columns: Columns, facts: int = 1) -> str:
         """Return a table with a row for each case.
@@ -66,11 +79,9 @@ class Results(dict[str, list[dict[str, Any]]]):
         rows = []
         for name in self:
             error, cells = self.error(name), [*columns.values()]
-            first = [cell(name) for cell in cells[:facts]]
-            others = (
-                [cell(name) for cell in cells[facts:]] if error is None else [error, *[""] * (len(cells) - facts - 1)]
-            )
-            rows.append([*first, *others])
+            shown = cells if error is None else cells[:facts]
+            row = [cell(name) for cell in shown] + ([] if error is None else [error])
+            rows.append([*row, *[""] * (len(cells) - len(row))])
         return table([*columns], rows)
 
 
@@ -80,19 +91,14 @@ def _value(result: Mapping[str, Any], figure: Figure) -> float | None:
     return figure(result) if callable(figure) else result.get(figure)
 
 
-def fact(facts: Facts, key: str) -> Callable[[str], str]:
+def fact(facts: Facts, key: str) -> Cell:
     """Return the cell of a column of facts."""
     return lambda name: str(facts[name][key])
 
 
-def full(spread: Spread | None, spec: str = ".3f") -> str:
-    """Return the median and the range; nothing for None."""
-    return "" if spread is None else f"{spread:{spec}}"
-
-
-def middle(spread: Spread | None, spec: str) -> str:
-    """Return the median without the range; nothing for None."""
-    return "" if spread is None else f"{spread.median:{spec}}"
+def show(spread: Spread | None, spec: str = ".3f", range_too: bool = True) -> str:
+    """Return the median, and the range of several rounds; nothing for None."""
+    return "" if spread is None else format(spread if range_too else spread.median, spec)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -109,8 +115,8 @@ def write(
     results: Results,
     request: Mapping[str, Any],
     seconds: float,
-) -> str:
-    """Print `texts`, and write results.md, results.json and plot.svg into `output`; return what was printed.
+) -> None:
+    """Print `texts`, and write results.md, results.json and plot.svg into `output`.
 
     Raises:
         UserError: no case has figures.
@@ -133,10 +139,12 @@ def write(
     write_atomically(output / "plot.svg", drawing)
     write_atomically(output / "results.json", json.dumps(written, indent=2) + "\n")
     print(f"\n{text}\nWritten to {output}", flush=True)
-    return text
 
 
 Written = tuple[list[str], str]  # tables with sentences, and a plot
+
+
+# Figures that follow from others of a round
 
 
 def state(result: Mapping[str, Any]) -> float:
@@ -149,15 +157,30 @@ def rest(result: Mapping[str, Any]) -> float:
     return float(result["peak"]) - result["gradients"] - state(result)
 
 
+def peak_mib(result: Mapping[str, Any]) -> float | None:
+    return None if result.get("peak") is None else result["peak"] / MIB
+
+
 def forward_share(result: Mapping[str, Any]) -> float:
     """Return the forward pass as a share of the step."""
     return float(result["forward_ms"] / result["mean_step_ms"])
 
 
+def warm_share(result: Mapping[str, Any]) -> float:
+    return float(result["warm_s"] / result["cold_s"]) if result["cold_s"] else 0.0
+
+
+def late_graphs(result: Mapping[str, Any]) -> float:
+    return float(result["breaks"] + result["anew"])
+
+
+# The suites' tables and plots
+
+
 def speed_up(results: Results, facts: Facts, name: str) -> Spread | None:
     """Return samples/s over those of one process of the strategy, or of auto if it needs several."""
-    one = f"{facts[name]['strategy']}, 1, weak"
-    return results.ratio(name, one if one in results else "auto, 1, weak", "samples_per_s")
+    base = f"{facts[name]['strategy']}, 1, weak"
+    return results.ratio(name, base if base in results else "auto, 1, weak", "samples_per_s")
 
 
 def efficiency(results: Results, facts: Facts, name: str) -> Spread | None:
@@ -172,21 +195,18 @@ def scaling(facts: Facts, results: Results) -> Written:
     def label(name: str) -> str:
         return facts[name]["strategy"] + ("" if facts[name]["sync"] else ", gradients not summed")
 
-    def over_auto(name: str) -> str:
-        shown = facts[name]["processes"] == 1 and facts[name]["strategy"] != "auto"
-        return full(results.ratio(name, "auto, 1, weak", "step_ms")) if shown else ""
-
+    over_auto, many = results.over("auto, 1, weak", "step_ms"), lambda name: facts[name]["processes"] > 1
     columns: Columns = {
         "strategy": label,
         "processes": fact(facts, "processes"),
-        "mode": lambda name: facts[name]["mode"] if facts[name]["processes"] > 1 else "-",
+        "mode": lambda name: facts[name]["mode"] if many(name) else "-",
         "global batch": fact(facts, "batch_size"),
-        "step, ms": lambda name: full(results.spread(name, "step_ms"), ".2f"),
-        "samples/s": lambda name: middle(results.spread(name, "samples_per_s"), ",.0f"),
-        "step time over auto's": over_auto,
-        "efficiency": lambda name: full(efficiency(results, facts, name)) if facts[name]["processes"] > 1 else "",
-        "waiting for gradients": lambda name: middle(results.spread(name, "grad_sync"), ".1%"),
-        "peak, MiB": lambda name: _mib(results, name, ",.1f"),
+        "step, ms": results.cells("step_ms", ".2f"),
+        "samples/s": results.middles("samples_per_s", ",.0f"),
+        "step time over auto's": lambda name: "" if many(name) else over_auto(name),
+        "efficiency": lambda name: show(efficiency(results, facts, name)) if many(name) else "",
+        "waiting for gradients": results.middles("grad_sync", ".1%"),
+        "peak, MiB": results.middles(peak_mib, ",.1f"),
     }
     lines = dict[str, list[plot.Point]]()
     for name, about in facts.items():
@@ -204,19 +224,16 @@ def memory(facts: Facts, results: Results) -> Written:
     """Tabulate the bytes of a process by strategy, and by activation checkpointing."""
     counted = ("parameters", "gradients", "optimizer", "activations", "peak")
 
-    def mib(own: Results, key: str) -> Callable[[str], str]:
-        return lambda name: f"{own[name][0][key] / MIB:.2f}"
-
-    def share(own: Results, base: str, figure: Figure) -> Callable[[str], str]:
-        return lambda name: middle(own.ratio(name, base, figure), ".3f")
+    def mib(key: str) -> Cell:
+        return lambda name: f"{results[name][0][key] / MIB:.2f}"
 
     def part(kind: str, heading: str, base: str, shares: dict[str, Figure]) -> str:
         own = Results({name: rounds for name, rounds in results.items() if facts[name]["part"] == kind})
         columns: Columns = {
             heading: fact(facts, kind),
             "processes": fact(facts, "processes"),
-            **{f"{key}, MiB": mib(own, key) for key in counted},
-            **{text: share(own, base, of) for text, of in shares.items()},
+            **{f"{key}, MiB": mib(key) for key in counted},
+            **{text: own.over(base, figure) for text, figure in shares.items()},
         }
         return own.table(columns, facts=2)
 
@@ -231,35 +248,33 @@ def memory(facts: Facts, results: Results) -> Written:
         part("activation_checkpointing", "activation checkpointing", "auto, 1, none", shares),
     ]
     measured = {name: rounds[0] for name, rounds in results.items() if results.error(name) is None}
-    stacks = {name: {key: found[key] / MIB for key in counted[:4]} for name, found in measured.items()}
+    stacks = {name: {key: result[key] / MIB for key in counted[:4]} for name, result in measured.items()}
     return [text, *tables], plot.stacks("Memory of a process", "MiB", stacks)
-
-
-def gpu(facts: Facts, results: Results) -> Written:
-    """Tabulate time, memory and model FLOPs utilization of each net, strategy and precision."""
-    columns: Columns = {
-        **{key: fact(facts, key) for key in ("net", "strategy", "precision")},
-        "step, ms": lambda name: full(results.spread(name, "step_ms"), ".2f"),
-        "samples/s": lambda name: middle(results.spread(name, "samples_per_s"), ",.1f"),
-        "peak, MiB": lambda name: _mib(results, name, ",.0f"),
-        "mfu": lambda name: middle(results.spread(name, "mfu"), ".1%"),
-    }
-    return [results.table(columns, facts=3)], plot.stacks(
-        "Time of a step", "ms", results.medians("step, ms", "step_ms")
-    )
 
 
 def overhead(facts: Facts, results: Results) -> Written:
     """Tabulate the mean of a turn's steps, since some methods act every few steps only."""
     columns: Columns = {
         "method": str,
-        "step, ms (CPU time on a CPU)": lambda name: full(results.spread(name, "mean_step_ms"), ".2f"),
-        "over the plain step": lambda name: full(results.ratio(name, "plain", "mean_step_ms")),
+        "step, ms (CPU time on a CPU)": results.cells("mean_step_ms", ".2f"),
+        "over the plain step": results.over("plain", "mean_step_ms"),
     }
-    share = full(results.spread("plain", forward_share))
+    share = show(results.spread("plain", forward_share))
     text = f"A forward pass of the plain net, as its teacher runs it: {share} of a step.\n"
     drawing = plot.stacks("Time of a training step", "ms", results.medians("step, ms", "mean_step_ms"))
     return [results.table(columns), text], drawing
+
+
+def gpu(facts: Facts, results: Results) -> Written:
+    """Tabulate time, memory and model FLOPs utilization of each net, strategy and precision."""
+    columns: Columns = {
+        **{key: fact(facts, key) for key in ("net", "strategy", "precision")},
+        "step, ms": results.cells("step_ms", ".2f"),
+        "samples/s": results.middles("samples_per_s", ",.1f"),
+        "peak, MiB": results.middles(peak_mib, ",.0f"),
+        "mfu": results.middles("mfu", ".1%"),
+    }
+    return [results.table(columns, facts=3)], _steps(results)
 
 
 def precision(facts: Facts, results: Results) -> Written:
@@ -267,12 +282,16 @@ def precision(facts: Facts, results: Results) -> Written:
     base = next(iter(facts))
     columns: Columns = {
         "precision": str,
-        "step, ms": lambda name: full(results.spread(name, "step_ms"), ".2f"),
-        f"step over {base}'s": lambda name: _over(results, name, base, "step_ms"),
-        "speed-up": lambda name: _over(results, name, base, "samples_per_s"),
+        "step, ms": results.cells("step_ms", ".2f"),
+        f"step over {base}'s": results.over(base, "step_ms"),
+        "speed-up": results.over(base, "samples_per_s"),
         **_short_training(results),
     }
-    return [results.table(columns)], plot.stacks("Time of a step", "ms", results.medians("step, ms", "step_ms"))
+    return [results.table(columns)], _steps(results)
+
+
+def _steps(results: Results) -> str:
+    return plot.stacks("Time of a step", "ms", results.medians("step, ms", "step_ms"))
 
 
 def parallel(facts: Facts, results: Results) -> Written:
@@ -288,7 +307,7 @@ def parallel(facts: Facts, results: Results) -> Written:
         "devices": fact(facts, "processes"),
         "global batch": fact(facts, "batch_size"),
         "learning rate": rate,
-        f"speed-up over {base}": lambda name: _over(results, name, base, "samples_per_s"),
+        f"speed-up over {base}": results.over(base, "samples_per_s"),
         **_short_training(results),
     }
     drawing = plot.stacks("Throughput", "samples/s", results.medians("samples/s", "samples_per_s"))
@@ -303,12 +322,12 @@ def compiled(facts: Facts, results: Results) -> Written:
 
     columns: Columns = {
         "compile": str,
-        "cold, s": lambda name: full(results.spread(name, "cold_s"), ".2f"),
-        "warm, s": lambda name: full(results.spread(name, "warm_s"), ".2f"),
-        "step, ms": lambda name: full(results.spread(name, "step_ms"), ".2f"),
-        "speed-up over none": lambda name: _over(results, name, "none", "samples_per_s"),
-        "epoch, s": lambda name: middle(results.spread(name, "epoch_s"), ".2f"),
-        "peak, MiB": lambda name: _mib(results, name, ",.0f"),
+        "cold, s": results.cells("cold_s", ".2f"),
+        "warm, s": results.cells("warm_s", ".2f"),
+        "step, ms": results.cells("step_ms", ".2f"),
+        "speed-up over none": results.over("none", "samples_per_s"),
+        "epoch, s": results.middles("epoch_s", ".2f"),
+        "peak, MiB": results.middles(peak_mib, ",.0f"),
         "graph breaks": lambda name: most(name, "breaks"),
         "graphs made after the warm-up": lambda name: most(name, "anew"),
     }
@@ -331,21 +350,11 @@ def _short_training(results: Results) -> Columns:
         return "" if "metric" not in first else "not finite" if first["reached"] is None else f"{first['reached']:.4f}"
 
     return {
-        "samples/s": lambda name: middle(results.spread(name, "samples_per_s"), ",.0f"),
-        "epoch, s": lambda name: middle(results.spread(name, "epoch_s"), ".2f"),
-        "peak, MiB": lambda name: _mib(results, name, ",.1f"),
-        "updates": lambda name: str(results[name][0].get("updates", "")),
+        "samples/s": results.middles("samples_per_s", ",.0f"),
+        "epoch, s": results.middles("epoch_s", ".2f"),
+        "peak, MiB": results.middles(peak_mib, ",.1f"),
         ", ".join(metrics) or "validation": reached,
     }
-
-
-def _mib(results: Results, name: str, spec: str) -> str:
-    peak = results.spread(name, "peak")
-    return "" if peak is None else f"{peak.median / MIB:{spec}}"
-
-
-def _over(results: Results, name: str, base: str, figure: str) -> str:
-    return "" if name == base else full(results.ratio(name, base, figure))
 
 
 TABLES: dict[str, Callable[[Facts, Results], Written]] = {
@@ -357,10 +366,6 @@ TABLES: dict[str, Callable[[Facts, Results], Written]] = {
     "compile": compiled,
     "parallel": parallel,
 }
-
-
-AT_LEAST, AT_MOST = "at_least", "at_most"
-Measured = tuple[str, Spread | None, str]  # a sentence, its value if measured, and the kind of its limit
 
 
 class Threshold(NamedTuple):
@@ -395,15 +400,13 @@ class Threshold(NamedTuple):
 
 def rows(thresholds: list[Threshold], heading: str = "threshold") -> str:
     """Return a table of the limits, the measured values, and whether the medians meet them."""
-    cells = [[one.full, str(one.measured or "not measured"), one.verdict] for one in thresholds]
+    cells = [[item.full, str(item.measured or "not measured"), item.verdict] for item in thresholds]
     return table([heading, "measured", ""], cells)
 
 
 def missed(thresholds: list[Threshold]) -> list[str]:
     """Return a message for each threshold that is not met or not measured."""
-    return [
-        f"missed: expected {one.full}, got {one.measured or 'no measurement'}." for one in thresholds if not one.met
-    ]
+    return [f"missed: expected {t.full}, got {t.measured or 'no measurement'}." for t in thresholds if not t.met]
 
 
 def limits(request: Mapping[str, Any], facts: Facts) -> dict[str, float]:
@@ -412,14 +415,16 @@ def limits(request: Mapping[str, Any], facts: Facts) -> dict[str, float]:
     Raises:
         UserError: a threshold of a figure that this request does not measure, or `assert` without thresholds.
     """
-    suite, given, possible = request["suite"], request.get("thresholds"), _measured(request, facts, Results())
-    found = _own_limits(request, facts) if given is None else {str(name): float(limit) for name, limit in given.items()}
-    for name in found:
+    suite, possible = request["suite"], _measured(request, facts, Results())
+    if (thresholds := request.get("thresholds")) is None:
+        thresholds = _own_limits(request, facts)
+    wanted = {str(name): float(limit) for name, limit in thresholds.items()}
+    for name in wanted:
         hint = did_you_mean(name, possible) if possible else "it has no thresholds."
         require(name in possible, f"thresholds.{name}: suite={suite} does not measure {name} here; {hint}")
     need = f"assert=true: suite={suite} has no default thresholds for this request. Set thresholds."
-    require(bool(found) or not request.get("assert"), need)
-    return found
+    require(bool(wanted) or not request.get("assert"), need)
+    return wanted
 
 
 def judge(request: Mapping[str, Any], facts: Facts, results: Results) -> list[Threshold]:
@@ -427,7 +432,7 @@ def judge(request: Mapping[str, Any], facts: Facts, results: Results) -> list[Th
     measured = _measured(request, facts, results)
     return [
         Threshold(sentence, spread, **{kind: limit})
-        for name, limit in (request.get("thresholds") or {}).items()
+        for name, limit in request["thresholds"].items()
         for sentence, spread, kind in measured[name]
     ]
 
@@ -445,97 +450,67 @@ def _own_limits(request: Mapping[str, Any], facts: Facts) -> dict[str, float]:
     return {"warm": 0.3, "regional": 0.5, "anew": 0.0} if request["suite"] == "compile" else {}
 
 
-def _measured(request: Mapping[str, Any], facts: Facts, results: Results) -> dict[str, list[Measured]]:
-    """Return what a suite measures by the names of `thresholds`; without `results` the values are None."""
-    suite, found = request["suite"], dict[str, list[Measured]]()
+def _measured(
+    request: Mapping[str, Any], facts: Facts, results: Results
+) -> dict[str, list[tuple[str, Spread | None, str]]]:
+    """Return sentence, value and kind of limit of what a suite measures, by the names of `thresholds`."""
+    suite, measured = request["suite"], dict[str, list[tuple[str, Spread | None, str]]]()
     if suite == "scaling":
         for name, about in facts.items():
             if about["processes"] > 1 and about["mode"] == "weak" and about["sync"]:
-                entry = (f"{name}: efficiency", efficiency(results, facts, name), AT_LEAST)
-                found.setdefault(str(about["processes"]), []).append(entry)
-    if suite in ("parallel", "precision", "compile"):
-        base, *others = facts
-        for name in others:
-            gain = results.ratio(name, base, "samples_per_s")
-            found[name] = [(f"{name}: speed-up over {base}", gain, AT_LEAST)]
-    if suite == "precision":
-        for name in others:
-            mine, theirs = results.spread(name, "peak"), results.spread(base, "peak")  # measured in the first round
-            share = Spread([mine.median / theirs.median]) if mine and theirs else None
-            found[f"{name}_memory"] = [(f"{name}: memory at the peak over {base}'s", share, AT_MOST)]
+                entry = (f"{name}: efficiency", efficiency(results, facts, name), "at_least")
+                measured.setdefault(str(about["processes"]), []).append(entry)
+    if suite not in ("parallel", "precision", "compile"):
+        return measured
+    base, *others = facts
+    for name in others:
+        gain = results.ratio(name, base, "samples_per_s")
+        measured[name] = [(f"{name}: speed-up over {base}", gain, "at_least")]
+        if suite == "precision":  # the peak is measured in the first round only
+            share = results.ratio(name, base, "peak")
+            measured[f"{name}_memory"] = [(f"{name}: memory at the peak over {base}'s", share, "at_most")]
     if suite == "compile":
         regional = results.ratio("regional", "default", "cold_s")
-        found["regional"] = [("regional: cold start over the whole net's", regional, AT_MOST)]
-        found["warm"] = [
-            (f"{name}: warm start over the cold one", results.spread(name, _warm_share), AT_MOST) for name in others
-        ]
-        found["anew"] = [
-            (f"{name}: graph breaks and graphs made after the warm-up", results.spread(name, _late_graphs), AT_MOST)
-            for name in others
-        ]
-    return found
+        measured["regional"] = [("regional: cold start over the whole net's", regional, "at_most")]
+        sentences = {"warm": ("warm start over the cold one", warm_share)}
+        sentences["anew"] = ("graph breaks and graphs made after the warm-up", late_graphs)
+        for key, (text, figure) in sentences.items():
+            measured[key] = [(f"{name}: {text}", results.spread(name, figure), "at_most") for name in others]
+    return measured
 
 
-def _warm_share(result: Mapping[str, Any]) -> float:
-    return float(result["warm_s"] / result["cold_s"]) if result["cold_s"] else 0.0
-
-
-def _late_graphs(result: Mapping[str, Any]) -> float:
-    return float(result["breaks"] + result["anew"])
+# This project's bars of suites whose thresholds a request may set, printed in addition to them
 
 
 def scaling_bars(results: Results) -> list[Threshold]:
-    """Return this project's bars for suite=scaling."""
     pair = "ddp, 2, weak"
     gain = results.ratio(pair, "ddp, 1, weak", "samples_per_s")
-    bars = [
-        Threshold(
-            f"{name}, 1 process: step time over auto's",
-            results.ratio(f"{name}, 1, weak", "auto, 1, weak", "step_ms"),
-            at_most=1.05,
-        )
-        for name in ("ddp", "fsdp")
-    ]
+    alone = results.ratio(pair, f"{pair}, no sync", "samples_per_s")
+    over_auto = {name: results.ratio(f"{name}, 1, weak", "auto, 1, weak", "step_ms") for name in ("ddp", "fsdp")}
     return [
-        *bars,
+        *(Threshold(f"{name}, 1 process: step time over auto's", r, at_most=1.05) for name, r in over_auto.items()),
         Threshold(f"{pair}: efficiency", gain and Spread([value / 2 for value in gain.values]), at_least=0.90),
-        Threshold(
-            "the same over two processes that sum no gradients: what the machine leaves to ddp",
-            results.ratio(pair, f"{pair}, no sync", "samples_per_s"),
-        ),
+        Threshold("the same over two processes that sum no gradients: what the machine leaves to ddp", alone),
     ]
 
 
 def memory_bars(results: Results) -> list[Threshold]:
-    """Return this project's bars for suite=memory."""
+    shares = {name: results.ratio(f"{name}, 2", "auto, 1", state) for name in ("fsdp", "deepspeed_3")}
+    dense = "parameters and optimizer of a process over the dense ones,"
     deep, none = "auto, 1, sqrt", "auto, 1, none"
-    kept = "parameters and optimizer of a process over the dense ones,"
+    activations, peak = results.ratio(deep, none, "activations"), results.ratio(deep, none, rest)
     return [
-        *(
-            Threshold(f"{name}, 2: {kept}", results.ratio(f"{name}, 2", "auto, 1", state), at_most=0.60)
-            for name in ("fsdp", "deepspeed_3")
-        ),
-        Threshold(
-            "sqrt, 64 blocks: activations kept for backward over those of none,",
-            results.ratio(deep, none, "activations"),
-            at_most=0.35,
-        ),
-        Threshold(
-            "sqrt, 64 blocks: all but parameters, gradients and optimizer at the peak, over that of none,",
-            results.ratio(deep, none, rest),
-            at_most=0.35,
-        ),
+        *(Threshold(f"{name}, 2: {dense}", share, at_most=0.60) for name, share in shares.items()),
+        Threshold("sqrt, 64 blocks: activations kept for backward over those of none,", activations, at_most=0.35),
+        Threshold("sqrt, 64 blocks: rest at the peak over that of none,", peak, at_most=0.35),
     ]
 
 
 def overhead_bars(results: Results) -> list[Threshold]:
-    """Return this project's bars for suite=overhead: distillation may cost a forward pass."""
-    share = results.spread("plain", forward_share)
-    limit = {"prune": 1.03, "qat": 1.60, "distill": 1.05 + (share.median if share else 0.0)}
-    return [
-        Threshold(f"{name}: step over the plain one's,", results.ratio(name, "plain", "mean_step_ms"), at_most=most)
-        for name, most in limit.items()
-    ]
+    forward = results.spread("plain", forward_share)
+    limits = {"prune": 1.03, "qat": 1.60, "distill": 1.05 + (forward.median if forward else 0.0)}  # + a forward pass
+    ratios = {name: results.ratio(name, "plain", "mean_step_ms") for name in limits}
+    return [Threshold(f"{name}: step over the plain one's,", ratios[name], at_most=limits[name]) for name in limits]
 
 
 BARS = {"scaling": scaling_bars, "memory": memory_bars, "overhead": overhead_bars}

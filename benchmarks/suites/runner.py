@@ -145,8 +145,8 @@ def run(
                 if "error" in result or number == 0:
                     report(f"{name}: {result.get('error') or _summary(result)}")
     finally:
-        for one in workers.values():
-            one.dismiss()
+        for group in workers.values():
+            group.dismiss()
     return results
 
 
@@ -167,17 +167,17 @@ def _job(case: Case, cfg: dict[str, Any], request: Mapping[str, Any]) -> dict[st
 
 def _cold_and_warm(case: Case, cfg: dict[str, Any], processes: int, request: Mapping[str, Any]) -> dict[str, Any]:
     """Measure with an empty and with a filled compile cache; add the compile times as `cold_s` and `warm_s`."""
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix=scratch_prefix(), ignore_cleanup_errors=True) as cache:
         for _ in ("cold", "warm"):
             workers = Workers({"this": {**_job(case, cfg, request), "cache": cache}}, processes, request["threads"])
             try:
-                found.append(workers.measure("this", request["timeout"]))
+                results.append(workers.measure("this", request["timeout"]))
             finally:
                 workers.dismiss()
-            if "error" in found[-1]:
-                return found[-1]
-    return {**found[1], "cold_s": found[0]["compile_s"], "warm_s": found[1]["compile_s"]}
+            if "error" in results[-1]:
+                return results[-1]
+    return {**results[1], "cold_s": results[0]["compile_s"], "warm_s": results[1]["compile_s"]}
 
 
 def _summary(result: Mapping[str, Any]) -> str:

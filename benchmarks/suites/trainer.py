@@ -31,7 +31,7 @@ from lathe.launch.api import compose
 from lathe.measure import plot
 from lathe.runs.build import make_task
 from lathe.training.trainer_setup import make_callbacks, make_loggers, make_trainer, prepare_model
-from suites.results import Columns, Facts, Results, Spread, Threshold, full
+from suites.results import Columns, Facts, Results, Spread, Threshold, show
 from suites.runner import report, take_turns
 
 EPOCHS = 3  # timed
@@ -145,19 +145,19 @@ def by_hand(batches: Batches, folder: Path | None = None) -> Trained:
 
 def _by_lightning(module: type[_Bare], batches: Batches, folder: Path) -> Trained:
     """Train with Lightning's Trainer: the bare module without any feature, `Usual` with the usual ones."""
-    clock, made = _Clock(), module()
+    clock, task = _Clock(), module()
     options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     if module is Usual:
         options = {"logger": CSVLogger(str(folder / "usual")), "log_every_n_steps": 10}
     options |= {"accelerator": "cpu", "devices": 1, "enable_model_summary": False, "default_root_dir": str(folder)}
     trainer = Trainer(max_epochs=1 + EPOCHS, callbacks=[clock], plugins=[LightningEnvironment()], **options)
-    trainer.fit(made, batches)
-    return clock.seconds, made.net
+    trainer.fit(task, batches)
+    return clock.seconds, task.net
 
 
-def _by_lathe(batches: Batches, folder: Path, words: Sequence[str] = (), net: Sequence[str] = OWN) -> Trained:
+def _by_lathe(batches: Batches, folder: Path, overrides: Sequence[str] = (), net: Sequence[str] = OWN) -> Trained:
     """Train with the callbacks and loggers of a run, around the net that all sides train."""
-    cfg = resolve(compose([*DEFAULT, *net, *words]))
+    cfg = resolve(compose([*DEFAULT, *net, *overrides]))
     cfg["paths"]["data_dir"] = str(folder.parent / "compiled")  # keeps compiled code for the next round
     task, clock = make_task(cfg), _Clock()
     if net is OWN:
@@ -176,8 +176,8 @@ SIDES: dict[str, Callable[[Batches, Path], Trained]] = {
     "usual metric + self.log": partial(_by_lightning, Usual),
     FULL: _by_lathe,
     "Lathe, the usual module": partial(_by_lathe, net=MODULE),
-    SINGLE: partial(_by_lathe, words=("trainer.steps_per_call=1",)),
-    COMPILED: partial(_by_lathe, words=("compile=default", "compile.scope=step")),
+    SINGLE: partial(_by_lathe, overrides=("trainer.steps_per_call=1",)),
+    COMPILED: partial(_by_lathe, overrides=("compile=default", "compile.scope=step")),
 }
 
 
@@ -185,10 +185,10 @@ def measure(request: Mapping[str, Any], output: Path) -> tuple[Facts, Results]:
     """Measure the time of a step of each side in each round, and compare the weights with the loop's."""
     batches = Batches(request["steps"], request["batch_size"])
     expected = by_hand(batches)[1].state_dict()
-    with scratch() as kept:
+    with scratch() as root:
 
         def turn(side: Callable[[Batches, Path], Trained]) -> dict[str, Any]:
-            with scratch(kept) as folder, _silent():
+            with scratch(root) as folder, _silent():
                 seconds, net = side(batches, folder)
             equal = all(torch.equal(expected[key], value) for key, value in net.state_dict().items())
             return {"us_per_step": seconds / (EPOCHS * len(batches)) * 1e6, "bit_equal": equal}
@@ -210,7 +210,7 @@ def tables(facts: Facts, results: Results, request: Mapping[str, Any]) -> tuple[
         "side": str,
         "CPU time of a step, us": lambda name: f"{cost(name):,.0f}",
         "samples a CPU second": lambda name: f"{request['batch_size'] / cost(name) * 1e6:,.0f}",
-        "over the hand-written loop": lambda name: full(results.ratio(name, HAND, "us_per_step")),
+        "over the hand-written loop": lambda name: show(results.ratio(name, HAND, "us_per_step")),
         "its weights, bit by bit": lambda name: "yes" if all(r["bit_equal"] for r in results[name]) else "no",
     }
     note = (
@@ -224,7 +224,7 @@ def tables(facts: Facts, results: Results, request: Mapping[str, Any]) -> tuple[
 
 def claims(results: Results) -> list[Threshold]:
     """Return the limits of the full features and the compiled step, and the equality of weights."""
-    found = [
+    limits = [
         Threshold(
             f"{name}: step over the hand-written loop's,", results.ratio(name, HAND, "us_per_step"), at_most=limit
         )
@@ -233,8 +233,8 @@ def claims(results: Results) -> list[Threshold]:
     for name in (FULL, SINGLE):
         equal = results.spread(name, lambda result: float(result["bit_equal"]))
         sentence = f"{name}: weights bit-equal to the hand-written loop's (1 is yes),"
-        found.append(Threshold(sentence, equal and Spread([equal.low]), at_least=1.0))
-    return found
+        limits.append(Threshold(sentence, equal and Spread([equal.low]), at_least=1.0))
+    return limits
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from lathe.callbacks import Throughput, skip_empty_hooks
 from lathe.callbacks.module_access import task_of
@@ -58,12 +58,12 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         return _measure_compiled(job)
     if job["kind"] == "memory":
         return _measure_memory(job)
-    found = _measure_time(job)
+    figures = _measure_time(job)
     if job.pop("peak", False):
-        found["peak"] = _measure_peak(job["cfg"])
+        figures["peak"] = _measure_peak(job["cfg"])
     if epochs := job.pop("epochs", 0):
-        found |= _train(job["cfg"], epochs)
-    return found
+        figures |= _train(job["cfg"], epochs)
+    return figures
 
 
 def fit(cfg: dict[str, Any], callbacks: list[Callback]) -> tuple[Trainer, int]:
@@ -134,17 +134,17 @@ def _measure_time(job: dict[str, Any]) -> dict[str, Any]:
     throughput = Throughput(window=job["steps"], skip_steps=job["warmup"] + 1)
     trainer, parameters = fit(cfg, [clock, throughput])
     cuda, summary = trainer.strategy.root_device.type == "cuda", throughput.summary()
-    found = {
+    figures = {
         **_common_figures(trainer, cfg, clock, parameters),
         "mean_step_ms": _mean_ms(clock.ends if cuda else clock.cpu),
         "grad_sync": summary["grad_sync"] if job["sync"] else None,
         "mfu": summary["mfu"],
     }
     if job["forward"]:
-        found["forward_ms"] = _forward_ms(trainer, cfg, job["steps"])
+        figures["forward_ms"] = _forward_ms(trainer, cfg, job["steps"])
     if cuda and job["fresh"]:
-        found["peak"] = torch.cuda.max_memory_allocated()
-    return found
+        figures["peak"] = torch.cuda.max_memory_allocated()
+    return figures
 
 
 def _forward_ms(trainer: Trainer, cfg: dict[str, Any], passes: int) -> float:
@@ -152,15 +152,15 @@ def _forward_ms(trainer: Trainer, cfg: dict[str, Any], passes: int) -> float:
     net = trainer.lightning_module.get_submodule("net").eval()
     data = inference.open_data(cfg, trainer.lightning_module)
     x = next(iter(train_batches(data, trainer.strategy.root_device)))[0]
-    clock, taken = time.perf_counter if x.is_cuda else time.process_time, []
+    clock, seconds = time.perf_counter if x.is_cuda else time.process_time, []
     with torch.no_grad():
         for _ in range(passes):
             began = clock()
             net(x)
             if x.is_cuda:
                 torch.cuda.synchronize()
-            taken.append(clock() - began)
-    return statistics.median(taken) * 1e3
+            seconds.append(clock() - began)
+    return statistics.median(seconds) * 1e3
 
 
 class _CompileClock(Clock):
@@ -193,11 +193,11 @@ def _measure_compiled(job: dict[str, Any]) -> dict[str, Any]:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = job["cache"]
     clock = _CompileClock(job["warmup"], job["steps"])
     trainer, parameters = fit(job["cfg"], [clock])
-    found = _common_figures(trainer, job["cfg"], clock, parameters)
+    figures = _common_figures(trainer, job["cfg"], clock, parameters)
     cuda = trainer.strategy.root_device.type == "cuda"
     return {
-        **found,
-        "compile_s": max(0.0, clock.start_s - job["warmup"] * found["step_ms"] / 1e3),
+        **figures,
+        "compile_s": max(0.0, clock.start_s - job["warmup"] * figures["step_ms"] / 1e3),
         "peak": torch.cuda.max_memory_allocated() if cuda else peak_resident(),
         "breaks": sum(torch._dynamo.utils.counters["graph_break"].values()),
         "anew": _count_graphs() - clock.graphs,
@@ -210,7 +210,7 @@ class _MemoryProbe(Callback):
     skippable_steps = None  # needs every step
 
     def __init__(self, step: int, memory: PeakMemory) -> None:
-        self.step, self.memory, self.found = step, memory, dict[str, int]()
+        self.step, self.memory, self.figures = step, memory, dict[str, int]()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if trainer.global_step == self.step - 1:
@@ -222,14 +222,14 @@ class _MemoryProbe(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         if trainer.global_step == self.step - 1:
             state = count_state(pl_module.get_submodule("net"), trainer.strategy.optimizers)
-            self.found = {"parameters": state.parameters, "gradients": state.gradients, "optimizer": state.optimizer}
+            self.figures = asdict(state)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step == self.step:
             self.saved.__exit__(None, None, None)
-            self.found |= {"activations": self.saved.peak, "peak": self.memory.peak}
+            self.figures |= {"activations": self.saved.peak, "peak": self.memory.peak}
 
 
 def _measure_memory(job: dict[str, Any]) -> dict[str, Any]:
@@ -237,9 +237,9 @@ def _measure_memory(job: dict[str, Any]) -> dict[str, Any]:
     with PeakMemory(device) as memory:  # from before the net is made, so that it counts everything
         probe = _MemoryProbe(job["steps"], memory)
         fit(job["cfg"], [probe])
-    ranks = everyones(probe.found)
-    fullest = max(ranks, key=lambda found: found["parameters"] + found["optimizer"])
-    return {**fullest, "peak": max(found["peak"] for found in ranks), "ranks": ranks}
+    ranks = everyones(probe.figures)
+    fullest = max(ranks, key=lambda figures: figures["parameters"] + figures["optimizer"])
+    return {**fullest, "peak": max(figures["peak"] for figures in ranks), "ranks": ranks}
 
 
 def _measure_peak(cfg: dict[str, Any]) -> int | None:
@@ -256,26 +256,9 @@ def _measure_peak(cfg: dict[str, Any]) -> int | None:
 
 
 def _train(cfg: dict[str, Any], epochs: int) -> dict[str, Any]:
-    """Train; return the number of updates and the validation metric after `epochs` (None if not finite)."""
+    """Train; return the validation metric after `epochs` (None if not finite)."""
     limits = {"max_steps": -1, "max_epochs": epochs, "limit_val_batches": 1.0, "check_val_every_n_epoch": epochs}
-    updates = _Updates()
-    trainer, _ = fit({**cfg, "trainer": {**cfg["trainer"], **limits}}, [updates])
+    trainer, _ = fit({**cfg, "trainer": {**cfg["trainer"], **limits}}, [])
     name = task_of(trainer.lightning_module).monitor
     value = trainer.callback_metrics.get(name)
-    reached = None if value is None or not math.isfinite(value) else float(value)
-    made = trainer.global_step if updates.count is None else updates.count
-    return {"updates": made, "metric": name, "reached": reached}
-
-
-class _Updates(Callback):
-    """Counts the optimizer's steps: a gradient scaler skips one for infinite gradients."""
-
-    count: int | None = None  # of DeepSpeed's engine, which is not an Optimizer
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if isinstance(trainer.optimizers[0], Optimizer):
-            self.count = 0
-            trainer.optimizers[0].register_step_post_hook(self._add)
-
-    def _add(self, *args: Any) -> None:
-        self.count = (self.count or 0) + 1
+    return {"metric": name, "reached": None if value is None or not math.isfinite(value) else float(value)}

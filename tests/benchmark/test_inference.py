@@ -58,17 +58,8 @@ def run(trained: Path, file: Path, tmp_path: Path) -> RunDir:
 
 
 def request(run: RunDir, *targets: str, **changes: Any) -> dict[str, Any]:
-    asked = config(
-        "suite=inference",
-        f"run={run.path}",
-        f"targets=[{','.join(targets)}]",
-        "batches=[1,4]",
-        "threads=1",
-        "rounds=5",
-        "warmup=1",
-        name="benchmark",
-    )
-    return cases.fill({**asked, **changes})
+    overrides = (f"targets=[{','.join(targets)}]", "batches=[1,4]", "threads=1", "rounds=5", "warmup=1")
+    return cases.fill({**config("suite=inference", f"run={run.path}", *overrides, name="benchmark"), **changes})
 
 
 def compare(run: RunDir, *targets: str, **changes: Any) -> dict[str, Any]:
@@ -77,11 +68,8 @@ def compare(run: RunDir, *targets: str, **changes: Any) -> dict[str, Any]:
 
 
 def test_an_export_is_measured_with_the_module(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
-    threads, random, before = (
-        torch.get_num_threads(),
-        torch.get_rng_state(),
-        sha256(run.path / "exports" / "onnx" / "model.onnx"),
-    )
+    file = run.path / "exports" / "onnx" / "model.onnx"
+    threads, random, before = torch.get_num_threads(), torch.get_rng_state(), sha256(file)
     found = compare(run, "onnx")
     assert (torch.get_num_threads(), torch.equal(torch.get_rng_state(), random)) == (threads, True)
     assert {(row["backend"], row["batch"], row["threads"]) for row in found["rows"]} == {
@@ -93,8 +81,8 @@ def test_an_export_is_measured_with_the_module(run: RunDir, capsys: pytest.Captu
         assert row["samples_per_s"] == pytest.approx(row["batch"] / row["median_ms"] * 1e3)
         eager = next(r for r in found["rows"] if (r["backend"], r["batch"]) == ("eager", row["batch"]))
         assert row["over_eager"] == pytest.approx(row["median_ms"] / eager["median_ms"])
-        size = (run.path / "exports" / "onnx" / "model.onnx").stat().st_size
-        assert (row["source"], row["bytes"]) == (("shipped", size) if row["backend"] == "onnx" else ("module", None))
+        shipped = ("shipped", file.stat().st_size)
+        assert (row["source"], row["bytes"]) == (shipped if row["backend"] == "onnx" else ("module", None))
         assert row["arithmetic"] == ("bfloat16" if "bf16" in row["backend"] else "float32")
     assert [(cell["batch"], cell["threads"]) for cell in found["winners"]] == [(1, 1), (4, 1)]
     assert found["checkpoint"]["step"] == run.result["best_step"]
@@ -107,16 +95,15 @@ def test_an_export_is_measured_with_the_module(run: RunDir, capsys: pytest.Captu
     assert text in capsys.readouterr().out
     assert all(cell["sentence"] in text for cell in found["winners"])
     assert (output / "plot.svg").read_text().count("<svg") == 2
-    assert sha256(run.path / "exports" / "onnx" / "model.onnx") == before
+    assert sha256(file) == before
     assert not (run.path / "receipt.json").exists()
 
 
 def test_stale_exports_are_made_again_and_missing_or_wrong_ones_are_listed(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        type(export.get("aot_inductor")), "available", lambda self: "no C++ compiler was found: install g++."
-    )
+    compiler = "no C++ compiler was found: install g++."
+    monkeypatch.setattr(type(export.get("aot_inductor")), "available", lambda self: compiler)
     stale = run.path / "exports" / "onnx"
     content = read_manifest(stale)
     content.pop("files")
@@ -125,12 +112,10 @@ def test_stale_exports_are_made_again_and_missing_or_wrong_ones_are_listed(
     (run.path / "exports" / "onnx_int8" / "model.onnx").write_bytes(b"tampered")
     group = {**config(f"run={run.path}", "target=[onnx,onnx_int8]", name="export")["target"], "aot_inductor": {}}
     found = inference.compare(request(run, "onnx", "onnx_int8"), group, run.path.parent / "out")
-    assert {row["backend"]: row["source"] for row in found["rows"]} == {
-        **dict.fromkeys(MODULES, "module"),
-        "onnx": "made",
-    }
+    sources = {row["backend"]: row["source"] for row in found["rows"]}
+    assert sources == {**dict.fromkeys(MODULES, "module"), "onnx": "made"}
     reasons = {entry["form"]: entry["reason"] for entry in found["left_out"]}
-    assert reasons["aot_inductor"] == "no C++ compiler was found: install g++."
+    assert reasons["aot_inductor"] == compiler
     assert "is not the file that was exported, its SHA-256 differs" in reasons["onnx_int8"]
     assert "onnx was made again: exports/onnx is of last.ckpt." in found["notes"]
     assert sorted(path.name for path in (run.path / "exports").iterdir()) == ["onnx", "onnx_int8"]
@@ -186,20 +171,14 @@ def test_integers_are_compared_with_the_net_that_simulates_them(tmp_path: Path) 
     assert {row["arithmetic"] for row in found["rows"] if row["backend"] == "onnx_int8"} == {"int8"}
 
 
-def row(backend: str, median: float, batch: int = 1, spread: float = 0.0, size: int | None = None) -> dict[str, Any]:
+def row(backend: str, median: float, spread: float = 0.0, size: int | None = None) -> dict[str, Any]:
     times = {"median_ms": median, "p10_ms": median - spread, "p90_ms": median + spread, "n": 9}
-    return {"backend": backend, "batch": batch, "threads": 2, **times, "over_eager": median / 2, "bytes": size}
+    return {"backend": backend, "batch": 1, "threads": 2, **times, "over_eager": median / 2, "bytes": size}
 
 
-def test_overlapping_ranges_have_no_winner() -> None:
+def test_overlapping_ranges_have_no_winner_and_the_fastest_file_is_named() -> None:
     rows = [row("eager", 2.0), row("onnx", 1.0, spread=0.1, size=9), row("torchscript", 1.1, spread=0.1, size=9)]
     (found,) = winners(rows)
     assert (found["winner"], found["fastest"], found["same"]) == (None, "onnx", ["torchscript"])
-
-
-def test_the_fastest_file_is_named_where_a_module_wins() -> None:
-    rows = [row("compiled_bf16", 0.5, 8), row("onnx", 1.0, 8, size=9), row("eager", 2.0, 8), row("eager", 2.0)]
-    assert [(cell["batch"], cell["winner"], cell["file"]) for cell in winners(rows)] == [
-        (1, "eager", None),
-        (8, "compiled_bf16", "onnx"),
-    ]
+    (found,) = winners([row("compiled_bf16", 0.5), row("onnx", 1.0, size=9), row("eager", 2.0)])
+    assert (found["winner"], found["file"]) == ("compiled_bf16", "onnx")

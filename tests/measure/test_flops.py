@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lathe.measure import count_flops, count_macs
-from lathe.measure.flops import LayerMacs, peak_by_name
+from lathe.measure.flops import peak_by_name
 from lathe.nets import ViT
 
 
@@ -35,7 +35,6 @@ def test_a_compiled_net_counts_as_eager() -> None:
     [
         ("NVIDIA H100 80GB HBM3", torch.bfloat16, 989.4e12),
         ("Tesla V100-SXM2-16GB", torch.bfloat16, None),
-        ("NVIDIA GeForce RTX 4090", torch.float16, 165.2e12),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", torch.float16, None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", torch.float16, None),
         ("NVIDIA H100 80GB HBM3", torch.float64, None),
@@ -75,5 +74,5 @@ def small() -> nn.Sequential:
 
 def test_layers_by_arithmetic() -> None:
     found = count_macs(small(), torch.randn(6, 2, 5, 5))
-    assert found.layers == {"0": LayerMacs(6 * 25 * 4 * 2 * 9, 1.0), "4": LayerMacs(6 * 300, 1.0)}
+    assert found.layers == {"0": 6 * 25 * 4 * 2 * 9, "4": 6 * 300}
     assert found.dense == found.effective == 6 * 1800 + 6 * 300

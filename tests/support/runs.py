@@ -39,6 +39,15 @@ def new_run(log_dir: Path, *overrides: str) -> dict[str, Any]:
     return cfg
 
 
+def request(run: rundir.RunDir, command: str, *overrides: str) -> dict[str, Any]:
+    """Return what a command on a finished run passes to its job."""
+    command_cfg = config(f"run={run.path}", *overrides, name=command)
+    cfg = run.config
+    cfg["trainer"] |= command_cfg["trainer"]
+    cfg["paths"]["run_dir"] = str(run.path)
+    return {**cfg, "strategy": command_cfg["strategy"], "request": command_cfg}
+
+
 def runs(log_dir: Path) -> list[Path]:
     """Return all run directories in `log_dir`, oldest first, also if they began in the same second."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import check, run
-from support.runs import SMALL
+from support.runs import QUIET, SMALL
 
 from lathe.verbs.batch_find import search
 
@@ -31,38 +31,19 @@ def test_sizes_double_and_then_halve_what_is_left(largest: int, start: int, most
 
 
 @pytest.mark.slow
-def test_data_bound_it_and_no_run_is_left(tmp_path: Path) -> None:
-    """In real processes, with 1,300 training images."""
-    words = ["find.memory=16", "find.start=700", "trainer.max_epochs=1"]
-    done = check(run(*SMALL, *words, cwd=tmp_path, script="scripts/batch_find.py"))
-    told = json.loads((tmp_path / "logs" / "batch_find" / "train" / "batch_find.json").read_text())
-    assert [(one["size"], one["fits"]) for one in told["tries"]] == [
-        (700, True),
-        (1400, False),
-        (1050, True),
-        (1225, True),
-        (1312, False),
-        (1268, True),
-    ]
-    assert (told["batch_size"], told["bound"]) == (1268, "the 1300 training samples")
-    assert told["lr"] == pytest.approx(0.1 * 1268 / 64, rel=1e-2)
-    assert all(one["seconds"] > 0 and one["peak"] > 10**8 for one in told["tries"] if one["fits"])
-    assert "The largest that fits is data.batch_size=1268; what bounds it is the 1300 training samples." in done.stdout
-    assert not list(tmp_path.rglob("config.yaml"))
-
-
-@pytest.mark.slow
 def test_memory_bounds_it(tmp_path: Path) -> None:
     """Activations grow with the batch; a process above the limit is ended, and a smaller batch is tried."""
-    words = ["model=resnet20", "data=synthetic", "data.source.train_size=20000", "trainer.accelerator=cpu"]
-    words += ["trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "find.memory=0.9"]
-    check(run(*words, "find.start=16", "find.steps=2", cwd=tmp_path, script="scripts/batch_find.py"))
-    told = json.loads((tmp_path / "logs" / "batch_find" / "train" / "batch_find.json").read_text())
-    assert told["bound"] == "memory"
-    peaks = {one["size"]: one["peak"] for one in told["tries"] if one["fits"]}
+    words = ["model=resnet20", "data=synthetic", "data.source.train_size=20000", *QUIET, "find.memory=0.9"]
+    done = check(run(*words, "find.start=64", "find.steps=2", cwd=tmp_path, script="scripts/batch_find.py"))
+    result = json.loads((tmp_path / "logs" / "batch_find" / "train" / "batch_find.json").read_text())
+    assert result["bound"] == "memory"
+    peaks = {item["size"]: item["peak"] for item in result["tries"] if item["fits"]}
     assert max(peaks.values()) <= 0.9e9
-    assert peaks[told["batch_size"]] > 0.7e9
-    assert all(one["peak"] > 0.9e9 for one in told["tries"] if not one["fits"])
+    assert peaks[result["batch_size"]] > 0.7e9
+    assert all(item["peak"] > 0.9e9 for item in result["tries"] if not item["fits"])
+    assert all(item["seconds"] > 0 for item in result["tries"] if item["fits"])
+    assert f"The largest that fits is data.batch_size={result['batch_size']}; what bounds it is memory." in done.stdout
+    assert not list(tmp_path.rglob("config.yaml"))
 
 
 @pytest.mark.parametrize(

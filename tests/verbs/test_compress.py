@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import SMALL, config, new_run
+from support.runs import SMALL, new_run, request
 from torch import nn
 
 from lathe.compression.quantization.net import integer_weight, quantized_layers
@@ -35,21 +35,12 @@ def receipts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def request(run: RunDir, *overrides: str) -> dict[str, Any]:
-    """The request that `launch_on_run` passes to the job."""
-    asked = config(f"run={run.path}", *overrides, name="compress")
-    cfg = run.config
-    cfg["trainer"] |= asked["trainer"]
-    cfg["strategy"], cfg["request"] = asked["strategy"], asked
-    return cfg
-
-
 def done(run: RunDir, *overrides: str) -> tuple[RunDir, dict[str, Any]]:
     """The new run and its result."""
     before = set(run.path.parent.iterdir())
-    result = compress(request(run, *overrides))
-    (made,) = set(run.path.parent.iterdir()) - before
-    return RunDir(made), result
+    result = compress(request(run, "compress", *overrides))
+    (path,) = set(run.path.parent.iterdir()) - before
+    return RunDir(path), result
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +66,7 @@ def test_static_int8_as_a_new_run(source: RunDir, receipts: list[Any], capsys: p
     cfg = run.config
     assert cfg["ckpt_path"] == result["source"] == str(source.path)
     assert cfg["compression"]["ptq_static"]["batches"] == 16
-    assert {key: cfg[key] for key in ("data", "model", "trainer", "strategy")} == {
-        key: source.config[key] for key in ("data", "model", "trainer", "strategy")
-    }
+    assert all(cfg[key] == source.config[key] for key in ("data", "model", "trainer", "strategy"))
     assert run.environment["packages"]["torch"]
     ((written, config_, baseline, effort),) = receipts
     assert (written.path, config_, baseline, effort) == (run.path, cfg, source.path, "quick")
@@ -89,10 +78,8 @@ def test_static_int8_as_a_new_run(source: RunDir, receipts: list[Any], capsys: p
     state = torch.load(run.best, weights_only=True)
     assert state["global_step"] == torch.load(source.best, weights_only=True)["global_step"]
     assert set(state["structure"]) == {"quantization"}
-    asked = config(f"run={run.path}", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", name="evaluate")
-    cfg["trainer"] |= asked["trainer"]
-    cfg["strategy"], cfg["request"] = asked["strategy"], asked
-    assert evaluate(cfg)["test/accuracy"] == pytest.approx(result["test/accuracy"], abs=1e-6)
+    evaluated = evaluate(request(run, "evaluate", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false"))
+    assert evaluated["test/accuracy"] == pytest.approx(result["test/accuracy"], abs=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:compression.ptq_dynamic quantizes linear layers alone")
@@ -105,15 +92,15 @@ def test_the_other_quantizations(source: RunDir, weight_only: tuple[RunDir, dict
 
 def test_a_run_that_has_not_ended(source: RunDir, weight_only: tuple[RunDir, dict[str, Any]]) -> None:
     """Its best checkpoint exists all the same."""
-    ended, kept = source.path / "result.json", source.result
-    text = ended.read_text()
-    ended.unlink()
+    path, ended = source.path / "result.json", source.result
+    text = path.read_text()
+    path.unlink()
     try:
         result = done(source, "compression=weight_only", "compression.receipt=none")[1]
     finally:
-        ended.write_text(text)
-    found = {key: result[key] for key in ("steps", "best_step", "seed")}
-    assert found == {"steps": kept["best_step"], "best_step": kept["best_step"], "seed": kept["seed"]}
+        path.write_text(text)
+    assert (result["steps"], result["best_step"]) == (ended["best_step"], ended["best_step"])
+    assert result["seed"] == ended["seed"]
     assert result["test/accuracy"] == weight_only[1]["test/accuracy"]
 
 
@@ -139,8 +126,8 @@ def test_channels_are_removed_at_once(source: RunDir) -> None:
     assert result["parameters"] < source.result["parameters"]
     net = inference.open_run_net(run.path)[0].net
     assert sum(p.numel() for p in net.parameters()) == result["parameters"]
-    second = compress(request(run, "compression=ptq_static", "name=smaller"))
-    (again,) = [RunDir(made) for made in (run.path.parent.parent / "smaller").iterdir()]
+    second = compress(request(run, "compress", "compression=ptq_static", "name=smaller"))
+    (again,) = map(RunDir, (run.path.parent.parent / "smaller").iterdir())
     assert again.config["name"] == second["name"] == again.result["name"] == "smaller"
     assert second["source/test/accuracy"] == pytest.approx(result["test/accuracy"], abs=1e-6)
     assert set(torch.load(again.best, weights_only=True)["structure"]) == {"channels", "quantization"}
@@ -148,19 +135,16 @@ def test_channels_are_removed_at_once(source: RunDir) -> None:
 
 def test_a_quantized_run_is_refused(weight_only: tuple[RunDir, dict[str, Any]]) -> None:
     with pytest.raises(UserError, match="is quantized already, compression=prune would act on rounded weights"):
-        compress(request(weight_only[0], "compression=prune"))
+        compress(request(weight_only[0], "compress", "compression=prune"))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
+def test_mistakes_leave_nothing_behind(source: RunDir) -> None:
+    before = sorted(source.path.parent.iterdir())
+    for overrides, sentence in (
         (["compression=none"], "^compression=none leaves the run as it is"),
         (["compression=prune", "compression.prune.criterion=taylor"], r"^compression\.prune\.criterion=taylor"),
         (["compression=ptq_static", "compression.ptq_static.exclude=[nothing]"], "the pattern 'nothing'"),
-    ],
-)
-def test_mistakes_leave_nothing_behind(source: RunDir, overrides: list[str], sentence: str) -> None:
-    before = sorted(source.path.parent.iterdir())
-    with pytest.raises(UserError, match=sentence):
-        compress(request(source, *overrides))
+    ):
+        with pytest.raises(UserError, match=sentence):
+            compress(request(source, "compress", *overrides))
     assert sorted(source.path.parent.iterdir()) == before

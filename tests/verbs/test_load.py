@@ -7,23 +7,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.runs import SMALL, config, new_run, weights
+from support.runs import SMALL, new_run, request, weights
 
 import lathe
 from lathe.errors import UserError
+from lathe.runs.rundir import RunDir
 from lathe.serving.model import load as load_served
 from lathe.training.train import train
 from lathe.verbs.load import Run
 from lathe.verbs.predict import predict
-
-TOKENS = (
-    "data=synthetic_tokens",
-    "model=gpt_nano",
-    "trainer.max_steps=2",
-    "trainer.accelerator=cpu",
-    "callbacks.progress_bar=null",
-    "data.batch_size=8",
-)
 
 
 @pytest.fixture(scope="module")
@@ -55,16 +47,8 @@ def test_predictions_are_those_of_the_command_and_the_server(run: Run, pixels: n
     np.save(tmp_path / "x.npy", pixels)
     for index in (0, 1):
         Image.fromarray(pixels[index, 0]).save(tmp_path / f"{index}.png")
-    asked = config(
-        f"run={run.dir}",
-        f"input={tmp_path / 'x.npy'}",
-        f"output={tmp_path / 'y.csv'}",
-        "trainer.accelerator=cpu",
-        "trainer.enable_progress_bar=false",
-        name="predict",
-    )
-    cfg = run.config_dict
-    predict({**cfg, "trainer": cfg["trainer"] | asked["trainer"], "strategy": asked["strategy"], "request": asked})
+    words = (f"input={tmp_path / 'x.npy'}", f"output={tmp_path / 'y.csv'}", "trainer.enable_progress_bar=false")
+    predict(request(RunDir(run.dir), "predict", *words, "trainer.accelerator=cpu"))
     with open(tmp_path / "y.csv", newline="") as file:
         told = list(csv.DictReader(file))
     before = torch.get_rng_state()
@@ -82,7 +66,8 @@ def test_predictions_are_those_of_the_command_and_the_server(run: Run, pixels: n
 
 
 def test_token_ids_are_answered_by_what_comes_next(tmp_path: Path) -> None:
-    cfg = new_run(tmp_path, *TOKENS)
+    words = ("data=synthetic_tokens", "model=gpt_nano", "trainer.max_steps=2", "data.batch_size=8")
+    cfg = new_run(tmp_path, *words, "trainer.accelerator=cpu", "callbacks.progress_bar=null")
     train(cfg)
     run = lathe.load(cfg["paths"]["run_dir"])
     ids = np.arange(12).reshape(3, 4)

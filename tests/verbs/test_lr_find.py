@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 from support.commands import check, run
 from support.runs import SMALL, config
 
@@ -87,26 +86,15 @@ def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*stays as it is", "ignore:.*has no state_dict", "ignore:.*returned `None`"
 )
-OWN = "support.own_loaders"
 LIT = ["model=lightning", "model.net={_target_: support.own_lightning.LitNet, features: 16, classes: 2}"]
 RUN = [word for word in SMALL if not word.startswith(("model", "data"))]
-DATASET = [
-    "data=dataset",
-    "data.train={_target_: support.own_datasets.Pictures, n: 200}",
-    "data.num_classes=2",
-    "data.channels=1",
-    "data.image_size=4",
-    "model=mlp",
-]
-FLOW = [word.replace("Pictures, n: 200", "Flow, n: 200") for word in DATASET]
+FLOW = ["data=dataset", "data.train={_target_: support.own_datasets.Flow, n: 200}", "data.num_classes=2"]
+FLOW += ["data.channels=1", "data.image_size=4", "model=mlp"]
 FLOW += [f"data.{name}={{_target_: support.own_datasets.Pictures, n: 20}}" for name in ("val", "test")]
-GREY = ["data.channels=1", "data.mean=[0.5]", "data.std=[0.5]"]
-TOKENS = ["model=gpt_nano", "data=synthetic_tokens", "data.source.train_size=2000", "data.length=16", "optimizer=adamw"]
 
 
-def own(name: str, **options: Any) -> list[str]:
-    given = "".join(f", {key}: {value}" for key, value in options.items())
-    return [*LIT, "~data", f"+data={{_target_: {OWN}.{name}{given}}}"]
+def own(name: str) -> list[str]:
+    return [*LIT, "~data", f"+data={{_target_: support.own_loaders.{name}}}"]
 
 
 def lit(name: str) -> list[str]:
@@ -138,45 +126,37 @@ def rate(folder: Path, *words: str) -> dict[str, Any]:
     return told
 
 
-BOUND: dict[str, tuple[list[str], int]] = {
-    "images in memory": (["data=synthetic", "data.source.train_size=200", "data.source.val_size=20", "model=mlp"], 200),
-    "an iterable dataset": ([*FLOW, "data.samples=200"], 200),
-    "own, with a default": (own("Sized"), 200),
-    "own, a stream": (own("Streaming"), 200),
+BOUND = {  # 200 training samples
+    "images in memory": ["data=synthetic", "data.source.train_size=200", "data.source.val_size=20", "model=mlp"],
+    "an iterable dataset": [*FLOW, "data.samples=200"],
+    "own, a stream": own("Streaming"),
 }
 
 
-@pytest.mark.parametrize("kind", ["images in memory", "an iterable dataset", "own, a stream"])
+@pytest.mark.parametrize("kind", ["an iterable dataset", "own, a stream"])
 def test_every_kind_of_data_has_a_rate(kind: str, tmp_path: Path) -> None:
-    told = rate(tmp_path, *BOUND[kind][0], "find.min_lr=1e-3", "find.max_lr=1")
-    assert told["losses"][0] == pytest.approx(math.log(10 if kind == "images in memory" else 2), rel=0.25)
-    assert told["rates"][:2] == pytest.approx([1e-3, 10 ** (-3 + 3 / 59)])
-    assert 1e-3 < told["suggestion"] < 1
+    result = rate(tmp_path, *BOUND[kind], "find.min_lr=1e-3", "find.max_lr=1")
+    assert result["losses"][0] == pytest.approx(math.log(2), rel=0.25)
+    assert result["rates"][:2] == pytest.approx([1e-3, 10 ** (-3 + 3 / 59)])
+    assert 1e-3 < result["suggestion"] < 1
 
 
 @pytest.mark.parametrize("kind", BOUND)
 def test_data_bound_the_batch(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words, n = BOUND[kind]
-    told = batch(tmp_path, *words, "find.start=64")
+    result = batch(tmp_path, *BOUND[kind], "find.start=64")
     tries = json.loads((tmp_path / "out" / "batch_find.json").read_text())["tries"]
-    assert told["bound"] == f"the {n} training samples"
-    assert n - n // 16 - 8 <= told["batch_size"] <= n
-    assert [one["size"] for one in tries if one["size"] > n]
-    assert all(one["fits"] == (one["size"] <= n) for one in tries)
-    plus = "+" if kind in ("own, with a default", "own, a stream") else ""
-    assert f"The largest that fits is {plus}data.batch_size={told['batch_size']};" in capsys.readouterr().out
+    assert result["bound"] == "the 200 training samples"
+    assert 180 <= result["batch_size"] <= 200
+    assert [item["size"] for item in tries if item["size"] > 200]
+    assert all(item["fits"] == (item["size"] <= 200) for item in tries)
+    plus = "+" if kind == "own, a stream" else ""
+    assert f"The largest that fits is {plus}data.batch_size={result['batch_size']};" in capsys.readouterr().out
 
 
-def test_image_folders_and_tokens(tmp_path: Path) -> None:
-    for number in range(30):
-        place = tmp_path / "images" / "train" / str(number % 2) / f"{number}.png"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("L", (8, 8), number).save(place)
-    folder = ["data=image_folder", f"data.folder={tmp_path / 'images'}", "data.num_classes=2"]
-    told = batch(tmp_path, *folder, "data.image_size=8", *GREY, "model=mlp", "find.start=4")
-    assert told["bound"].endswith("training samples")
-    told = batch(tmp_path, *TOKENS, "find.start=4", "find.most=8")
-    assert (told["batch_size"], told["bound"]) == (8, "find.most")
+def test_find_most_bounds_the_batch_of_a_language_model(tmp_path: Path) -> None:
+    tokens = ("model=gpt_nano", "data=synthetic_tokens", "data.source.train_size=2000", "data.length=16")
+    result = batch(tmp_path, *tokens, "optimizer=adamw", "find.start=4", "find.most=8")
+    assert (result["batch_size"], result["bound"]) == (8, "find.most")
 
 
 @pytest.mark.parametrize(

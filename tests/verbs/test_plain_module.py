@@ -43,10 +43,11 @@ def example(n: int = 32) -> dict[str, Tensor]:
 def fit(net: nn.Module) -> None:
     """Train with momentum and weight decay, which would revive masked weights."""
     optimizer = torch.optim.AdamW(net.parameters(), 0.01, weight_decay=0.1)
-    given = example()
+    inputs = example()
+    targets = inputs["x"].mean((1, 2, 3)).gt(0).long()
     for _ in range(5):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(net(**given)["logits"], given["x"].mean((1, 2, 3)).gt(0).long()).backward()
+        nn.functional.cross_entropy(net(**inputs)["logits"], targets).backward()
         optimizer.step()
 
 
@@ -100,19 +101,16 @@ def test_a_module_that_draws_is_not_exported(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("methods", "loop", "sentence"),
-    [
+def test_what_cant_be_done_is_refused(net: Two) -> None:
+    for methods, loop, sentence in (
         ("distill", fit, "distill needs a run"),
         ({"prune": {"start": 0.1}}, fit, "prune.start: the options are sparsity"),
         ("qat", None, "give `loop`"),
         (["qat", "weight_only"], fit, "would quantize twice"),
         ("ptq_static", lambda net: None, "loop does not call the Two"),
-    ],
-)
-def test_what_cant_be_done_is_refused(net: Two, methods: Any, loop: Any, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        lathe.compress(net, methods, example(), loop)
+    ):
+        with pytest.raises(UserError, match=sentence):
+            lathe.compress(net, methods, example(), loop)
 
 
 def test_the_script_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

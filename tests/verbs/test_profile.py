@@ -2,11 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from support.runs import SMALL, config, new_run
+from support.runs import SMALL, new_run, request
 from torch import nn
 from torch.profiler import profile as torch_profile
 
@@ -26,23 +25,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(cfg["paths"]["run_dir"])
 
 
-def ask(run: Path, *asked: str) -> dict[str, Any]:
-    """The request that the launch passes to the job."""
-    request = config(f"run={run}", "warmup=1", "steps=2", *asked, name="profile")
-    cfg = RunDir(run).config
-    cfg["paths"]["run_dir"] = str(run)
-    cfg["trainer"] |= request["trainer"]
-    cfg["strategy"] = request["strategy"]
-    return {**cfg, "request": request}
-
-
 def test_a_step_is_divided_and_written_down(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def state() -> dict[str, bytes]:
-        return {str(p): p.read_bytes() for p in run.rglob("*") if p.is_file() and p.parent.name != "profile"}
-
-    before = state()
-    report = profile(ask(run))
-    assert state() == before
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    report = profile(request(RunDir(run), "profile", "warmup=1", "steps=2"))
+    assert {path: path.read_bytes() for path in before} == before
     training, inference = report["training"], report["inference"]
     parts = dict(training["parts"])
     assert set(parts) == {"data", "loop", "forward", "loss", "backward", "optimizer", "step"}

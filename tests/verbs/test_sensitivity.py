@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import config, new_run
+from support.runs import QUIET, config, new_run
 
 from lathe.compression.pruning.sensitivity import round_to_nearest
 from lathe.errors import UserError
@@ -15,20 +15,9 @@ from lathe.training.train import train
 from lathe.verbs.sensitivity import sensitivity
 
 NET = (
-    "model=resnet20",
-    "model.net.depth=8",
-    "model.net.width=2",
-    "data=synthetic",
-    "data.image_size=8",
-    "data.source.train_size=256",
-    "data.source.val_size=128",
-    "data.source.test_size=64",
-    "data.batch_size=64",
-    "trainer.max_epochs=1",
-    "trainer.accelerator=cpu",
-    "trainer.enable_progress_bar=false",
-    "trainer.enable_model_summary=false",
-    "trainer.log_every_n_steps=4",
+    *("model=resnet20", "model.net.depth=8", "model.net.width=2", "data=synthetic", "data.image_size=8"),
+    *("data.source.train_size=256", "data.source.val_size=128", "data.source.test_size=64", "data.batch_size=64"),
+    *(*QUIET, "trainer.max_epochs=1", "trainer.log_every_n_steps=4"),
 )
 
 

@@ -4,7 +4,6 @@ from .comparison import AgreementMeter as AgreementMeter
 from .comparison import Latency as Latency
 from .comparison import interleaved as interleaved
 from .comparison import verdict as verdict
-from .flops import LayerMacs as LayerMacs
 from .flops import Macs as Macs
 from .flops import count_flops as count_flops
 from .flops import count_macs as count_macs
@@ -12,7 +11,6 @@ from .hardware import describe_cpu as describe_cpu
 from .hardware import describe_gpu as describe_gpu
 from .hardware import usable_cores as usable_cores
 from .hardware import versions as versions
-from .memory import FileSize as FileSize
 from .memory import ParamCount as ParamCount
 from .memory import PeakMemory as PeakMemory
 from .memory import SavedActivations as SavedActivations

@@ -63,12 +63,12 @@ class Call:
     def load(cls, path: Path | str) -> "Call":
         """Read what `save` has written, or a tensor, tuple or dict of arguments; raise UserError for other files."""
         try:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # a damaged file raises nearly anything
             raise UserError(f"model.example={path}: {' '.join(str(error).split())[:120]}") from error
-        if isinstance(found, dict) and set(found) == {"args", "kwargs"}:
-            return cls(tuple(found["args"]), dict(found["kwargs"]))
-        return cls.of(found)
+        if isinstance(content, dict) and set(content) == {"args", "kwargs"}:
+            return cls(tuple(content["args"]), dict(content["kwargs"]))
+        return cls.of(content)
 
     @classmethod
     def of(cls, example: Any) -> "Call":
@@ -89,17 +89,17 @@ def run(net: nn.Module, example: Any) -> Any:
 def unknown(tree: Any) -> Any:
     """Return the first value in nested containers that is neither a tensor nor plain; None without one."""
     if type(tree) in (list, tuple):
-        return next((found for value in tree if (found := unknown(value)) is not None), None)
+        return next((item for value in tree if (item := unknown(value)) is not None), None)
     if type(tree) is dict:
-        return next((found for pair in tree.items() for value in pair if (found := unknown(value)) is not None), None)
+        return next((item for pair in tree.items() for value in pair if (item := unknown(value)) is not None), None)
     return None if isinstance(tree, (Tensor, *PLAIN)) else tree
 
 
 def output_of(tree: Any) -> Tensor | None:
     """Return the tensor of a net's outputs: the only one, or the one named logits; None for several."""
     logits = tree.get("logits") if isinstance(tree, Mapping) else getattr(tree, "logits", None)
-    found = [tensor for _, tensor in _tensors("", {"": tree if logits is None else logits})]
-    return found[0] if len(found) == 1 else None
+    tensors = [tensor for _, tensor in _tensors("", {"": tree if logits is None else logits})]
+    return tensors[0] if len(tensors) == 1 else None
 
 
 def _map(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
@@ -110,9 +110,9 @@ def _map(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
     return {key: _map(change, value) for key, value in tree.items()} if type(tree) is dict else tree
 
 
-def _tensors(place: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
+def _tensors(path: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
     if isinstance(tree, Tensor):
-        yield place, tree
+        yield path, tree
     elif isinstance(tree, Mapping | list | tuple):
         for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
-            yield from _tensors(f"{place}.{key}".lstrip("."), value)
+            yield from _tensors(f"{path}.{key}".lstrip("."), value)

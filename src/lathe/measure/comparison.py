@@ -33,17 +33,11 @@ def interleaved(
     seconds: float | None = None,
     device: torch.device | None = None,
 ) -> dict[str, Latency]:
-    """Time `calls` in rounds of one timed call each, in random order.
+    """Time `calls`, functions by name, in rounds of one timed call each, in random order.
 
     Each timed call follows an untimed one of the same function, so that its weights are in the cache. The garbage
-    collector is off during the rounds.
-
-    Args:
-        calls: functions to time, by name.
-        repeats: timed calls of each.
-        warmup: calls of each before the first round, for compilers and allocators.
-        seconds: no round begins after this time, but at least five run; None for no limit.
-        device: a GPU is synchronized before and after each call.
+    collector is off during the rounds. `warmup` calls of each come before the first round. No round begins after
+    `seconds`, but at least five run. A GPU `device` is synchronized before and after each call.
     """
 
     def wait() -> None:
@@ -76,11 +70,11 @@ def interleaved(
     finally:
         if collecting:
             gc.enable()
-    found = {}
+    latencies = {}
     for name in calls:
         p10, median, p90 = np.quantile(times[name], (0.1, 0.5, 0.9)).tolist()
-        found[name] = Latency(median, p10, p90, len(times[name]))
-    return found
+        latencies[name] = Latency(median, p10, p90, len(times[name]))
+    return latencies
 
 
 def verdict(this: Latency, other: Latency) -> str:

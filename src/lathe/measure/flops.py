@@ -52,25 +52,15 @@ def net_input(batch: Any) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LayerMacs:
-    """`dense` is what the layer computes; `density` the share of its weights that are not zero."""
-
-    dense: int
-    density: float
-
-    @property
-    def effective(self) -> int:
-        """Return the MACs whose weight is not zero. Common hardware does not skip unstructured zeros."""
-        return round(self.dense * self.density)
-
-
-@dataclass(frozen=True)
 class Macs:
-    """MACs of all products, and of those with non-zero weights; products outside `layers` count in both."""
+    """MACs of all products, of those with non-zero weights, and of each layer with a matrix or kernel.
+
+    Products outside `layers` count in both. Common hardware does not skip unstructured zeros.
+    """
 
     dense: int
     effective: int
-    layers: dict[str, LayerMacs]
+    layers: dict[str, int]
 
 
 def count_flops(net: nn.Module, example: Tensor | tuple[Tensor, ...]) -> int:
@@ -87,26 +77,27 @@ def count_macs(net: nn.Module, example: Tensor | tuple[Tensor, ...]) -> Macs:
     """Return the MACs of one forward pass on the batch `example`, counted as in `count_flops`."""
     counter = _count(net, example)
     counts = {name: sum(each.values()) for name, each in counter.get_flop_counts().items()}
-    total, layers = int(counter.get_total_flops()) // 2, dict[str, LayerMacs]()
+    total, layers = int(counter.get_total_flops()) // 2, dict[str, int]()
+    effective = total
     for name, module in net.named_modules():
         weight = module._parameters.get("weight")
         flops = counts.get(f"{type(net).__name__}.{name}".removesuffix("."), 0)
         if weight is not None and weight.dim() >= 2 and flops:  # a matrix or kernel, not a norm's weight
-            layers[name] = LayerMacs(flops // 2, int(weight.detach().count_nonzero()) / weight.numel())
-    saved = sum(layer.dense - layer.effective for layer in layers.values())
-    return Macs(dense=total, effective=total - saved, layers=layers)
+            layers[name] = flops // 2
+            effective += round(flops // 2 * int(weight.detach().count_nonzero()) / weight.numel()) - flops // 2
+    return Macs(total, effective, layers)
 
 
 def _count(net: nn.Module, example: Tensor | tuple[Tensor, ...]) -> FlopCounterMode:
-    given = (example,) if isinstance(example, Tensor) else example
+    inputs = (example,) if isinstance(example, Tensor) else example
     modes = [(module, module.training) for module in net.modules()]
     counter = FlopCounterMode(display=False, custom_mapping=ATTENTION)
-    seed = torch.random.fork_rng(devices=[given[0].device] if given[0].is_cuda else [])
+    seed = torch.random.fork_rng(devices=[inputs[0].device] if inputs[0].is_cuda else [])
     net.eval()
     try:
         # The counter cannot see into the fused graph of a compiled net.
         with seed, torch.no_grad(), torch.compiler.set_stance("force_eager"), counter:
-            net(*given)
+            net(*inputs)
     finally:
         for module, training in modes:
             module.training = training

@@ -30,11 +30,9 @@ def describe_cpu() -> dict[str, Any]:
     `cores` is the number that this process may use, `instruction_sets` the processor's part of `INSTRUCTION_SETS`, and
     `torch` the highest level that torch's kernels use. Without /proc/cpuinfo the sets are empty.
     """
-    fields, cpuinfo = dict[str, str](), Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            key, _, value = line.partition(":")
-            fields.setdefault(key.strip().lower(), value.strip())
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = [line.partition(":") for line in cpuinfo.read_text().splitlines()] if cpuinfo.is_file() else []
+    fields = {key.strip().lower(): value.strip() for key, _, value in lines}
     flags = set((fields.get("flags") or fields.get("features") or "").split())
     return {
         "name": fields.get("model name") or fields.get("cpu model") or platform.processor() or platform.machine(),
@@ -65,13 +63,11 @@ def usable_cores() -> int:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the installed packages among `PACKAGES`."""
-    found = {"python": platform.python_version()}
+    numbers = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+        with suppress(metadata.PackageNotFoundError):
+            numbers[package] = metadata.version(package)
+    return numbers
 
 
 class NoNvml(Exception):
@@ -96,8 +92,8 @@ class Gpu:
         }
 
     def celsius(self) -> float | None:
-        found = self._ask("nvmlDeviceGetTemperature", self._library.NVML_TEMPERATURE_GPU)
-        return None if found is None else float(found)
+        degrees = self._ask("nvmlDeviceGetTemperature", self._library.NVML_TEMPERATURE_GPU)
+        return None if degrees is None else float(degrees)
 
     def joules(self) -> float | None:
         """Return the energy since the driver was loaded, by the board's counter (Volta and later)."""

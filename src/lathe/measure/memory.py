@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,12 +33,12 @@ class StateBytes:
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
     """Return the storages of this process's shards of `tensors`, each once, by a key of the storage."""
-    found: dict[int, torch.UntypedStorage] = {}
+    parts: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors:
         part = local(tensor)
         if part.layout is torch.strided and part.device.type != "meta":
-            found.setdefault(part.untyped_storage()._cdata, part.untyped_storage())
-    return found
+            parts.setdefault(part.untyped_storage()._cdata, part.untyped_storage())
+    return parts
 
 
 def count_state(net: nn.Module, optimizers: Any = ()) -> StateBytes:
@@ -99,8 +99,8 @@ class SavedActivations:
     @property
     def bytes(self) -> int:
         """Return the bytes saved now. Storages emptied since, as gathered parameters are, count as 0."""
-        kept = {item.key: item.storage for item in self._kept if item.key not in self._own}
-        return sum(storage.nbytes() for storage in kept.values())
+        saved = {item.key: item.storage for item in self._kept if item.key not in self._own}
+        return sum(storage.nbytes() for storage in saved.values())
 
     def __enter__(self) -> "SavedActivations":
         self._own = set(storages([*self.net.parameters(), *self.net.buffers(), *self.data]))
@@ -127,10 +127,10 @@ class SavedActivations:
         self._own |= set(storages(p.data for p in module.parameters(recurse=False) if not is_sharded(p)))
 
     def _pack(self, tensor: Tensor) -> Any:
-        kept = _Kept(tensor)
-        self._kept.add(kept)
+        item = _Kept(tensor)
+        self._kept.add(item)
         self.look()
-        return kept
+        return item
 
 
 class _Kept:
@@ -208,44 +208,22 @@ class PeakMemory(TorchDispatchMode):
                     self._live[key] = weakref.ref(storage)
 
 
-@dataclass(frozen=True)
-class ParamCount:
-    """Numbers of scalars, each parameter once, and `bytes` of parameters and buffers in memory in their dtype."""
+class ParamCount(NamedTuple):
+    """Numbers of scalars, each parameter once."""
 
     total: int
-    trainable: int
     non_zero: int
-    bytes: int
-
-    @property
-    def sparsity(self) -> float:
-        """Return the share of parameters that are exactly zero; 0 for a net without parameters."""
-        return 1 - self.non_zero / self.total if self.total else 0.0
 
 
 def count_parameters(net: nn.Module) -> ParamCount:
     """Count `net`'s parameters; a collective if sharded. Synchronizes the device once per parameter."""
     parameters = list(net.parameters())
-    return ParamCount(
-        total=sum(p.numel() for p in parameters),
-        trainable=sum(p.numel() for p in parameters if p.requires_grad),
-        non_zero=sum(int(whole(p).count_nonzero()) for p in parameters),
-        bytes=sum(t.numel() * t.element_size() for t in [*parameters, *net.buffers()]),
-    )
+    non_zero = sum(int(whole(parameter).count_nonzero()) for parameter in parameters)
+    return ParamCount(sum(parameter.numel() for parameter in parameters), non_zero)
 
 
-@dataclass(frozen=True)
-class FileSize:
-    """`bytes` on disk and after gzip at level 6; only the latter shows unstructured zeros."""
-
-    bytes: int
-    gzipped: int
-
-
-def file_size(path: Path) -> FileSize:
-    """Return the size of a file, or of all files in a folder, each compressed separately."""
-    if not path.exists():
-        raise FileNotFoundError(path)
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+def file_size(path: Path) -> tuple[int, int]:
+    """Return the bytes of a file or folder on disk, and after gzip (by file), which shows unstructured zeros."""
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
     sizes = [(file.stat().st_size, len(gzip.compress(file.read_bytes(), 6, mtime=0))) for file in files]
-    return FileSize(sum(size for size, _ in sizes), sum(gzipped for _, gzipped in sizes))
+    return sum(size for size, _ in sizes), sum(gzipped for _, gzipped in sizes)

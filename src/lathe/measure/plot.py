@@ -48,8 +48,8 @@ def lines(
 ) -> str:
     """Return an SVG with a line per series, a dashed line y = x between `diagonal` and vertical `marks`."""
     marks = marks or {}
-    series = {name: [point for point in some if all(map(math.isfinite, point))] for name, some in series.items()}
-    points = [(point[0], y) for some in series.values() for point in some for y in point[1:]]
+    series = {name: [point for point in line if all(map(math.isfinite, point))] for name, line in series.items()}
+    points = [(point[0], y) for line in series.values() for point in line for y in point[1:]]
     some_y = points[0][1] if points else 0.0
     points += [(x, some_y) for x in marks.values()] + [(x, x) for x in diagonal or ()]
     frame = _Frame(points, list(series), log_x)
@@ -57,16 +57,16 @@ def lines(
     if diagonal is not None:
         low, high = diagonal
         parts.append(_line(frame.x(low), frame.y(low), frame.x(high), frame.y(high), INK["quiet"], "4 4"))
-    for i, (name, some) in enumerate(series.items()):
+    for i, (name, line) in enumerate(series.items()):
         colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
-        way = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y, *_ in some)
+        way = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y, *_ in line)
         stroke = f'stroke="{colour}" stroke-width="1.8"' + (f' stroke-dasharray="{dash}"' if dash else "")
         parts.append(f'<polyline points="{way}" fill="none" stroke-linejoin="round" {stroke}/>')
-        for x, y, *bar in some:
+        for x, y, *bar in line:
             if bar:
                 at, (low, high) = frame.x(x) + 3 * i, map(frame.y, bar)
                 parts.append(_line(at, low, at, high, colour))
-            if len(some) <= DOTS:
+            if len(line) <= DOTS:
                 parts.append(_dot(frame, x, y, colour, name, radius=3))
         top = TOP + ROW * i
         parts.append(f'<line x1="{frame.right + 16}" y1="{top}" x2="{frame.right + 36}" y2="{top}" {stroke}/>')
@@ -75,8 +75,8 @@ def lines(
         at = frame.x(x)
         side, end = (-6, "end") if at > (LEFT + frame.right) / 2 else (6, "start")
         parts.append(_line(at, frame.bottom, at, TOP - 6, INK["accent"], "5 3"))
-        words = f'text-anchor="{end}" font-weight="600" fill="{INK["accent"]}"'
-        parts.append(f'<text x="{at + side:.1f}" y="{TOP + 4}" {words}>{escape(name)}</text>')
+        style = f'text-anchor="{end}" font-weight="600" fill="{INK["accent"]}"'
+        parts.append(f'<text x="{at + side:.1f}" y="{TOP + 4}" {style}>{escape(name)}</text>')
     return frame.svg(title, x_name, y_name, parts, ticks)
 
 
@@ -97,8 +97,8 @@ def scatter(
     parts = [frame.key(i, name, colour) for i, (name, colour) in enumerate(key)]
     for name, x, y, group in points:
         parts.append(_dot(frame, x, y, COLOURS[groups.index(group) % len(COLOURS)], name, radius=4.5))
-        place = f'x="{frame.x(x) + 7:.1f}" y="{frame.y(y) + 4:.1f}" font-size="11" fill="{INK["text"]}"'
-        parts.append(f"<text {place}>{names.index(name) + 1}</text>")
+        position = f'x="{frame.x(x) + 7:.1f}" y="{frame.y(y) + 4:.1f}" font-size="11" fill="{INK["text"]}"'
+        parts.append(f"<text {position}>{names.index(name) + 1}</text>")
     return frame.svg(title, x_name, y_name, parts)
 
 
@@ -115,24 +115,23 @@ def stacks(title: str, y_name: str, series: Mapping[str, Mapping[str, float]]) -
         below = 0.0
         for kind, value in parts.items():
             top, size = frame.y(below + value), frame.y(below) - frame.y(below + value)
-            place = f'x="{frame.x(i) - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" height="{size:.1f}"'
-            pieces.append(f'<rect {place} fill="{COLOURS[kinds.index(kind) % len(COLOURS)]}"/>')
+            box = f'x="{frame.x(i) - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" height="{size:.1f}"'
+            pieces.append(f'<rect {box} fill="{COLOURS[kinds.index(kind) % len(COLOURS)]}"/>')
             below += value
     return frame.svg(title, "", y_name, pieces, range(1, len(series) + 1))
 
 
-def shares(parts: Mapping[str, float], unit: str, width: int = 800, height: int = 28) -> str:
+def shares(parts: Mapping[str, float], unit: str) -> str:
     """Return an SVG with one bar divided by the shares of `parts`; the pointer shows name and value."""
     total, left, pieces = sum(parts.values()) or 1.0, 0.0, []
     for i, (name, value) in enumerate(parts.items()):
-        size = width * value / total
-        words = escape(f"{name}: {value:.3f} {unit}")
-        place = f'x="{left:.1f}" y="0" width="{size:.1f}" height="{height}"'
-        pieces.append(f'<rect {place} fill="{COLOURS[i % len(COLOURS)]}"><title>{words}</title></rect>')
+        size = 800 * value / total
+        tooltip = escape(f"{name}: {value:.3f} {unit}")
+        box = f'x="{left:.1f}" y="0" width="{size:.1f}" height="28"'
+        pieces.append(f'<rect {box} fill="{COLOURS[i % len(COLOURS)]}"><title>{tooltip}</title></rect>')
         left += size
-    box = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
-    drawn = f"{_dark_style()}{''.join(pieces)}"
-    return f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="shares" {box}>{drawn}</svg>'
+    head = '<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="shares" width="800" height="28"'
+    return f'{head} viewBox="0 0 800 28">{_dark_style()}{"".join(pieces)}</svg>'
 
 
 def beside(plots: Sequence[str]) -> str:
@@ -153,9 +152,9 @@ def _line(x1: float, y1: float, x2: float, y2: float, colour: str, dash: str = "
 
 
 def _dot(frame: "_Frame", x: float, y: float, colour: str, name: str, radius: float) -> str:
-    words = escape(f"{name}: {x:.5g}, {y:.5g}")  # shown under the pointer
-    place = f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="{radius:g}"'
-    return f'<circle {place} fill="{colour}"><title>{words}</title></circle>'
+    tooltip = escape(f"{name}: {x:.5g}, {y:.5g}")  # shown under the pointer
+    position = f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="{radius:g}"'
+    return f'<circle {position} fill="{colour}"><title>{tooltip}</title></circle>'
 
 
 class _Frame:
@@ -238,8 +237,8 @@ def log_values(low: float, high: float) -> list[float]:
     """Return round values between 10 ** `low` and 10 ** `high`: powers of ten if they are enough."""
     exponents = range(math.floor(low), math.ceil(high) + 1)
     for factors in ((1,), (1, 2, 5)):
-        found = [float(f"{factor}e{exponent}") for exponent in exponents for factor in factors]
-        found = [value for value in found if 10**low <= value <= 10**high]
-        if len(found) >= 3:
-            return found
+        values = [float(f"{factor}e{exponent}") for exponent in exponents for factor in factors]
+        values = [value for value in values if 10**low <= value <= 10**high]
+        if len(values) >= 3:
+            return values
     return round_values(10**low, 10**high)

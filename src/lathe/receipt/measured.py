@@ -96,22 +96,22 @@ def write(run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) 
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), page.progress(EFFORTS[effort].about) as step:
             kind = CoreReceipt if is_lightning(run.config) else Receipt
-            found = kind(run, cfg, baseline or _started_from(run), effort, step).measured()
+            content = kind(run, cfg, baseline or _started_from(run), effort, step).measured()
     finally:
         torch.set_num_threads(threads)
-    for text in found["warnings"]:
+    for text in content["warnings"]:
         rank_zero_warn(text)
-    _put(run, found, current_comparison(run))
-    page.show(found, run.path)
-    return found
+    _put(run, content, current_comparison(run))
+    page.show(content, run.path)
+    return content
 
 
 def _started_from(run: RunDir) -> Path | None:
     """Return the run directory of `ckpt_path`, which may be one of its checkpoints, if it still exists."""
     path = Path(run.config.get("ckpt_path") or "")
-    places = [path, path.parent.parent] if path.name else []
+    folders = [path, path.parent.parent] if path.name else []
     own = run.path.resolve()  # ckpt_path=logs/latest may point to this run by now
-    return next((place for place in places if (place / "config.yaml").is_file() and place.resolve() != own), None)
+    return next((folder for folder in folders if (folder / "config.yaml").is_file() and folder.resolve() != own), None)
 
 
 # The comparison of runtimes that scripts/benchmark.py adds as "inference", and the files
@@ -146,12 +146,12 @@ def add_comparison(run: RunDir, section: Mapping[str, Any]) -> bool:
 
 def _put(run: RunDir, receipt: Mapping[str, Any], section: Mapping[str, Any] | None) -> None:
     """Write receipt.svg, receipt.md and last receipt.json; `section` replaces the comparison."""
-    found = {key: value for key, value in receipt.items() if key != "inference"}
-    found |= {} if section is None else {"inference": dict(section)}
+    content = {key: value for key, value in receipt.items() if key != "inference"}
+    content |= {} if section is None else {"inference": dict(section)}
     texts = {
-        "receipt.svg": page.figure(found),
-        "receipt.md": page.markdown(found),
-        "receipt.json": json.dumps(found, indent=2) + "\n",
+        "receipt.svg": page.figure(content),
+        "receipt.md": page.markdown(content),
+        "receipt.json": json.dumps(content, indent=2) + "\n",
     }
     for name, text in texts.items():
         write_atomically(run.path / name, text)
@@ -382,7 +382,7 @@ class Receipt:
         size, dense = sizes(self.net, sample), sizes(self.dense.net, sample)
         if self.baseline is None:  # random weights, whose zeros are meaningless
             dense |= {"non_zero": dense["parameters"], "effective_macs": dense["macs"]}
-        found: dict[str, Any] = {
+        content: dict[str, Any] = {
             "name": self.run.path.name,
             "compression": kinds,
             "structure": sorted(structure_of(self.net)),
@@ -405,24 +405,24 @@ class Receipt:
                 there = net if device == CPU else copy.deepcopy(net).to(device)
                 for batch in self.effort.batches:
                     peak = peak_memory(there, self.sample(batch))
-                    found["memory"].append({"of": of, "device": device.type, "batch": batch, "bytes": peak})
+                    content["memory"].append({"of": of, "device": device.type, "batch": batch, "bytes": peak})
             threads = (1, cores) if self.effort.all_cores and cores > 1 and device == CPU else (1,)
             cells += [(device, batch, n) for n in threads for batch in self.effort.batches]
         with scratch() as folder:
-            forms, found["files"] = self._forms(folder)
-            ships = page.shipped(found["files"])
-            found["ships"] = ships["target"] if ships else None
+            forms, content["files"] = self._forms(folder)
+            ships = page.shipped(content["files"])
+            content["ships"] = ships["target"] if ships else None
             # gzipped, relative to the dense net's uncompressed file
-            found["bytes_share"] = ships["share"] if ships else None
-            found["figures"] = self._metrics(forms)
+            content["bytes_share"] = ships["share"] if ships else None
+            content["figures"] = self._metrics(forms)
             limits = self.effort.repeats, self.effort.warmup, self.effort.seconds
-            found["latency"] = time_forms(forms, cells, self.sample, limits, self.left_out, step=self.step)
-        found["left_out"] = self.left_out
-        found["hardware"] = {"cpu": measure.describe_cpu(), "gpu": measure.describe_gpu(self.devices[-1])}
-        found["versions"] = measure.versions()
-        found["findings"] = [*page.findings(found), *self.notes]
-        found["method"] = page.method(found, self.effort.warmup)
-        return found
+            content["latency"] = time_forms(forms, cells, self.sample, limits, self.left_out, step=self.step)
+        content["left_out"] = self.left_out
+        content["hardware"] = {"cpu": measure.describe_cpu(), "gpu": measure.describe_gpu(self.devices[-1])}
+        content["versions"] = measure.versions()
+        content["findings"] = [*page.findings(content), *self.notes]
+        content["method"] = page.method(content, self.effort.warmup)
+        return content
 
     def _forms(self, folder: Path) -> tuple[list[Form], list[dict[str, Any]]]:
         """Return all forms to be timed, and a row for each file; failed exports are left out."""
@@ -438,7 +438,7 @@ class Receipt:
         exports += [("this", target, CPU) for target in (own, "weights", *self.effort.targets)]
         if "aot_inductor" in self.effort.targets:  # also compiled for a GPU: timed, but not a file of the receipt
             exports += [(of, "aot_inductor", device) for device in self.devices[1:] for of in nets]
-        files: dict[tuple[str, str], measure.FileSize] = {}
+        files: dict[tuple[str, str], tuple[int, int]] = {}  # bytes, plain and gzipped
         for of, target, device in exports:
             form = f"{of} {target}" + ("" if device == CPU else f", {device.type}")
             self.step(f"{form}, export")
@@ -453,14 +453,13 @@ class Receipt:
             if target != "weights":
                 forms.append(Target(of, target, path, device))
         rows = []
-        for (of, target), size in files.items():
-            dense = files.get(("dense", "weights" if target == "weights" else "onnx"))
-            ratios = {
-                "ratio": size.bytes / dense.bytes if dense else None,
-                "gzipped_ratio": size.gzipped / dense.gzipped if dense else None,
-                "share": size.gzipped / dense.bytes if dense else None,
-            }
-            rows.append({"of": of, "target": target, "bytes": size.bytes, "gzipped": size.gzipped, **ratios})
+        for (of, target), (size, gzipped) in files.items():
+            row = {"of": of, "target": target, "bytes": size, "gzipped": gzipped}
+            dense, dense_gzipped = files.get(("dense", "weights" if target == "weights" else "onnx"), (None, 1))
+            row |= dict.fromkeys(("ratio", "gzipped_ratio", "share"))
+            if dense is not None:
+                row |= {"ratio": size / dense, "gzipped_ratio": gzipped / dense_gzipped, "share": gzipped / dense}
+            rows.append(row)
         return forms, rows
 
     def _metrics(self, forms: Iterable[Form]) -> list[dict[str, Any]]:
@@ -476,9 +475,9 @@ class Receipt:
                 opened = form.open(self.sample(max(self.effort.batches)), torch.get_num_threads())
                 for split in dict.fromkeys(("val", self.split)) if form.of == "this" and is_module else [self.split]:
                     beside = reference if form.of == "this" and split == self.split else None
-                    metrics, told = scored(self.task, opened.forward, self.data.eval_loader(split), beside)
+                    metrics, agreement = scored(self.task, opened.forward, self.data.eval_loader(split), beside)
                     where = {"of": form.of, "backend": form.backend, "split": split}
-                    rows.append({**where, "figures": metrics, "agreement": asdict(told) if told else None})
+                    rows.append({**where, "figures": metrics, "agreement": asdict(agreement) if agreement else None})
             except Exception as error:
                 if is_module:
                     raise
@@ -505,8 +504,8 @@ class CoreReceipt(Receipt):
         except (AttributeError, RuntimeError, TypeError, ValueError, UserError) as error:  # of a core with other inputs
             raise UserError(f"baseline={self.baseline} takes other inputs than this run's core.") from error
         self.result = self.run.result if self.run.complete else {}
-        given = (self.cfg["callbacks"].get("checkpoint") or {}).get("monitor")
-        self.monitor = str(self.result.get("monitor") or given or "the last step, without callbacks.checkpoint.monitor")
+        monitor = self.result.get("monitor") or (self.cfg["callbacks"].get("checkpoint") or {}).get("monitor")
+        self.monitor = str(monitor or "the last step, without callbacks.checkpoint.monitor")
         self.metric, self.undeclared = without_split(self.monitor), None
         self.split = "test" if self.cfg["test"] else "val"
 
@@ -526,7 +525,7 @@ class CoreReceipt(Receipt):
 
     def same_outputs(self) -> bool:
         mine, other = (as_list(net(*as_list(self.sample(1)))) for net in (self.net, self.dense.net))
-        return [one.shape for one in mine] == [one.shape for one in other]
+        return [output.shape for output in mine] == [output.shape for output in other]
 
     def _metrics(self, forms: Iterable[Form]) -> list[dict[str, Any]]:
         dense = RunDir(self.baseline) if self.baseline is not None else None
@@ -564,8 +563,8 @@ def scored(
         outputs = torch.as_tensor(forward(x))
         if reference is not None:
             (target,) = targets
-            every = task.predicts == "values" or (task.predicts == "classes" and target.is_floating_point())
-            meter.add(outputs, reference(x), None if every else target != IGNORE)
+            all_count = task.predicts == "values" or (task.predicts == "classes" and target.is_floating_point())
+            meter.add(outputs, reference(x), None if all_count else target != IGNORE)
         return outputs
 
     metrics = score(task, compared, remembered())
@@ -605,8 +604,8 @@ def changed_nothing(kinds: Mapping[str, str], net: nn.Module) -> list[str]:
         "quantization": ("quantization" not in structure, "no layer is quantized"),
     }
     unchanged["after"] = unchanged["quantization"]
-    found = [(name, *unchanged.get(kind, (False, ""))) for name, kind in kinds.items()]
-    return [f"compression={name} changed nothing: {why}." for name, is_unchanged, why in found if is_unchanged]
+    effects = [(name, *unchanged.get(kind, (False, ""))) for name, kind in kinds.items()]
+    return [f"compression={name} changed nothing: {why}." for name, is_unchanged, why in effects if is_unchanged]
 
 
 def sizes(net: nn.Module, sample: Input) -> dict[str, int]:
@@ -628,7 +627,7 @@ def layers(net: nn.Module, sample: Input) -> list[dict[str, Any]]:
             "integer_sparsity": (
                 _zeros(quantization.integer_weight(quantized[name])[0]) if name in quantized else None
             ),
-            "macs": macs[name].dense if name in macs else 0,
+            "macs": macs.get(name, 0),
         }
         for name, weight in _weights(net)
     ]

@@ -42,7 +42,7 @@ SIZES = {
 def findings(receipt: Receipt) -> list[str]:
     """Return the verdict, then a sentence for each result."""
     rows, kinds = receipt["latency"], set(receipt["compression"].values())
-    found = [
+    sentences = [
         verdict(receipt),
         _chosen(receipt),
         *_metric(receipt),
@@ -54,7 +54,7 @@ def findings(receipt: Receipt) -> list[str]:
     for row in rows if "quantization" in receipt["structure"] else ():
         is_file = row["of"] == "this" and row["backend"] in ("onnx_int8", "aot_inductor")
         if is_file and row["beside_bf16"] in ("slower", "same"):
-            found.append(
+            sentences.append(
                 f"{_cell(row)}: {row['backend']} is {_compared(row, 'bf16')}, which needs no quantization. Here int8 "
                 "saves bytes, not time."
             )
@@ -62,13 +62,13 @@ def findings(receipt: Receipt) -> list[str]:
         file = shipped(receipt["files"])
         text = f"{receipt['size']['sparsity']:.1%} of the layers' weights are zero, which saves no time by itself"
         if file is not None and file["gzipped_ratio"] is not None:
-            text += f"; gzipped, the file is {resized(file['gzipped_ratio'])}"
-        found.append(text + ". Removed channels save time (compression=prune_channels).")
+            text += f"; gzipped, the file is {describe_size(file['gzipped_ratio'])}"
+        sentences.append(text + ". Removed channels save time (compression=prune_channels).")
     if kinds == {"distillation"}:
-        found.append("Distillation changes only weights: size and time are those of the configured net.")
+        sentences.append("Distillation changes only weights: size and time are those of the configured net.")
     if not kinds:
-        found.append("No compression is configured: this is the receipt of a net as it was trained.")
-    return found
+        sentences.append("No compression is configured: this is the receipt of a net as it was trained.")
+    return sentences
 
 
 def verdict(receipt: Receipt) -> str:
@@ -76,7 +76,7 @@ def verdict(receipt: Receipt) -> str:
     row, file = next(iter(fastest(receipt)), None), shipped(receipt["files"])
     parts = [] if row is None else [f"{row['backend']} at batch {row['batch']} is {_compared(row, 'eager', 'twin')}"]
     if file is not None and file["ratio"] is not None:
-        parts.append(f"the {file['target']} file is {resized(file['ratio'])}")
+        parts.append(f"the {file['target']} file is {describe_size(file['ratio'])}")
     return f"Verdict: {'; '.join(parts) or 'nothing could be compared'}."
 
 
@@ -96,21 +96,21 @@ def shipped(files: Iterable[Row]) -> Row | None:
     return next((own[target] for target in SHIPS if target in own), None)
 
 
-def told_verdict(row: Mapping[str, Any], key: str) -> str:
+def verdict_word(row: Row, key: str) -> str:
     """Return the verdict on a row; "within noise" if medians differ, but their ranges overlap."""
-    found = row[f"beside_{key}"] or ""
-    return UNCLEAR if found == "same" and abs(row[f"over_{key}"] - 1) > MARGIN else str(found)
+    word = row[f"beside_{key}"] or ""
+    return UNCLEAR if word == "same" and abs(row[f"over_{key}"] - 1) > MARGIN else str(word)
 
 
-def sped(row: Row, key: str) -> str:
+def describe_speed(row: Row, key: str) -> str:
     """Describe a row's time relative to form `key`: 2.6x faster, 1.9x slower, equal; empty without it."""
-    word = told_verdict(row, key)
+    word = verdict_word(row, key)
     if word in ("faster", "slower"):
         return f"{_times(row[f'over_{key}'])} {word}"
     return {"same": "equal", UNCLEAR: "equal within noise"}.get(word, "")
 
 
-def resized(ratio: float) -> str:
+def describe_size(ratio: float) -> str:
     """Describe a ratio of sizes: 3.5x smaller, 1.2x larger, the same size."""
     return "the same size" if abs(ratio - 1) <= MARGIN else f"{_times(ratio)} {'smaller' if ratio < 1 else 'larger'}"
 
@@ -159,7 +159,7 @@ def _compared(row: Row, *keys: str) -> str:
         names["twin"] = twins.get(row["backend"]) or twins.get(str(runtime)) or f"the dense net in {runtime}"
     texts = []
     for key in [key for key in keys or names if key in names]:
-        factor = sped(row, key)
+        factor = describe_speed(row, key)
         if factor.startswith("equal"):
             texts.append(f"as fast as {names[key]}{factor.removeprefix('equal')}")
         elif factor:
@@ -172,8 +172,8 @@ def _chosen(receipt: Receipt) -> str:
     own = next((row for row in receipt["figures"] if row["of"] == "this" and row["split"] == "val"), None)
     value = own["figures"].get(chosen["by"].rpartition("/")[2]) if own else None
     shown = "" if value is None else f" ({value:.4f})"
-    kept = "The test split had no part in the choice" if split == "test" else "test=false keeps the test split unseen"
-    return f"Measured: best.ckpt of step {chosen['step']}, chosen by {chosen['by']}{shown}. {kept}."
+    unseen = "The test split had no part in the choice" if split == "test" else "test=false keeps the test split unseen"
+    return f"Measured: best.ckpt of step {chosen['step']}, chosen by {chosen['by']}{shown}. {unseen}."
 
 
 def _eager(receipt: Receipt) -> tuple[Row | None, Row | None]:
@@ -216,7 +216,8 @@ def _file(receipt: Receipt) -> Iterator[str]:
         return
     text = f"File {row['target']}: {row['bytes']:,} bytes, {row['gzipped']:,} gzipped"
     if row["ratio"] is not None:
-        text += f"; compared with the dense file {resized(row['ratio'])}, gzipped {resized(row['gzipped_ratio'])}"
+        plain, gzipped = (describe_size(row[key]) for key in ("ratio", "gzipped_ratio"))
+        text += f"; compared with the dense file {plain}, gzipped {gzipped}"
     yield f"{text}."
     packed = next((other for other in receipt["files"] if (other["of"], other["target"]) == ("this", "weights")), row)
     if packed["bytes"] < PACKED * row["bytes"]:
@@ -279,17 +280,17 @@ def _short(receipt: Receipt) -> Iterator[Sequence[str]]:
         for title, key, share in columns:
             ratio = file[share]
             other = "-" if ratio is None else _bytes(file[key] / ratio)
-            yield title, _bytes(file[key]), other, "" if ratio is None else resized(ratio)
+            yield title, _bytes(file[key]), other, "" if ratio is None else describe_size(ratio)
     for title, key in (("parameters", "parameters"), ("non-zero parameters", "non_zero"), ("MACs", "macs")):
         this, full = size[key], receipt["dense"]["size"][key]
         if this != full and full:
-            yield title, f"{this:,}", f"{full:,}", resized(this / full)
+            yield title, f"{this:,}", f"{full:,}", describe_size(this / full)
     for row in fastest(receipt):
         threads = "" if row["threads"] in (None, 1) else f", {row['threads']} threads"
         device = "" if row["device"] == "cpu" else f", {row['device']}"
         other = "-" if row["over_twin"] is None else f"{row['median_ms'] / row['over_twin']:.3f} ms"
         title = f"{row['backend']}, batch {row['batch']}{threads}{device}"
-        yield title, f"{row['median_ms']:.3f} ms", other, sped(row, "twin")
+        yield title, f"{row['median_ms']:.3f} ms", other, describe_speed(row, "twin")
 
 
 def _bytes(count: float) -> str:
@@ -324,8 +325,8 @@ def sections(receipt: Receipt) -> list[tuple[str, Sequence[str], Rows]]:
     names = list(dict.fromkeys(name for row in receipt["figures"] for name in row["figures"]))
     metrics = []
     for row in receipt["figures"]:
-        told = row["agreement"]
-        both = (_number(told["share"]), f"{told['largest']:.3g}") if told else ("", "")
+        agreement = row["agreement"]
+        both = (_number(agreement["share"]), f"{agreement['largest']:.3g}") if agreement else ("", "")
         values = [_number(row["figures"].get(name)) for name in names]
         metrics.append((row["of"], row["backend"], row["split"], *values, *both))
     latency = [
@@ -360,7 +361,7 @@ def sections(receipt: Receipt) -> list[tuple[str, Sequence[str], Rows]]:
     if gpu:
         hardware.append(("GPU", f"{gpu['name']}, compute capability {gpu['compute_capability']}, CUDA {gpu['cuda']}"))
     ratios = ("of dense eager", "of dense bf16", "of dense there")
-    found: list[tuple[str, Sequence[str], Rows]] = [
+    tables: list[tuple[str, Sequence[str], Rows]] = [
         ("Figures", ("net", "back end", "split", *names, "equal to dense", "outputs differ by"), metrics),
         ("Latency", ("net", "back end", "on", "batch", "ms (p10 to p90)", "n", *ratios), latency),
         (RUNTIMES, *runtime_table(receipt.get("inference", {}).get("rows", ()))),
@@ -370,7 +371,7 @@ def sections(receipt: Receipt) -> list[tuple[str, Sequence[str], Rows]]:
         ("Layers", ("layer", "weight", "weights", "sparsity", "zeros among integers", "MACs of one sample"), layers),
         ("Hardware and versions", ("what", "value"), [*hardware, *receipt["versions"].items()]),
     ]
-    return [section for section in found if section[2]]
+    return [section for section in tables if section[2]]
 
 
 def figure(receipt: Receipt) -> str:
@@ -380,8 +381,8 @@ def figure(receipt: Receipt) -> str:
 
     def point(row: Row, backend: str, x: float) -> tuple[str, float, float, str]:
         """Return a back end's score, else the module's, else nan, which is not drawn."""
-        found = scores.get((row["of"], backend)) or scores.get((row["of"], "eager")) or {}
-        return backend, x, found.get(metric, float("nan")), NETS[row["of"] != "this"]
+        figures = scores.get((row["of"], backend)) or scores.get((row["of"], "eager")) or {}
+        return backend, x, figures.get(metric, float("nan")), NETS[row["of"] != "this"]
 
     least = min((row["batch"] for row in receipt["latency"]), default=1)
     times = [row for row in receipt["latency"] if row["batch"] == least and row["threads"] == 1]
@@ -404,7 +405,7 @@ def times(row: Row) -> str:
 
 def relative(row: Row, key: str) -> str:
     """Return a row's time over that of form `key` with the verdict; empty without it."""
-    return "" if row[f"over_{key}"] is None else f"{row[f'over_{key}']:.3f} {told_verdict(row, key)}".strip()
+    return "" if row[f"over_{key}"] is None else f"{row[f'over_{key}']:.3f} {verdict_word(row, key)}".strip()
 
 
 def runtime_table(rows: Iterable[Row]) -> tuple[Sequence[str], list[Sequence[str]]]:

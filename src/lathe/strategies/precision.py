@@ -52,7 +52,7 @@ def best_format(device_type: str) -> tuple[PrecisionName, str]:
     """Return the format that devices of this type multiply fastest, and the reason.
 
     On CPUs bfloat16 is faster only with AMX tiles: with AVX-512's bfloat16 instructions, a ResNet-18 took 1.3 times as
-    long as in float32 (benchmarks/bench_precision.py).
+    long as in float32.
     """
     if device_type == "cuda":
         name = torch.cuda.get_device_name()

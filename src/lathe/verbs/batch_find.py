@@ -46,31 +46,31 @@ def batch_find(cfg: dict[str, Any]) -> dict[str, Any]:
     )
 
     def attempt(size: int) -> Try:
-        found = tried(cfg, size, device)
-        said = found.get("bound") or f"{found['seconds']:.3g} s a step"
-        took = f"{found['peak'] / GB:.2f} GB, " if found["peak"] else "not tried: "  # too few samples
-        print(f"{key}={size}: {took}{said}", flush=True)
-        return found
+        result = tried(cfg, size, device)
+        outcome = result.get("bound") or f"{result['seconds']:.3g} s a step"
+        memory = f"{result['peak'] / GB:.2f} GB, " if result["peak"] else "not tried: "  # too few samples
+        print(f"{key}={size}: {memory}{outcome}", flush=True)
+        return result
 
     tries = search(attempt, find["start"], find["most"] or max(LARGEST, find["start"]))
-    fit = [one for one in tries if one["fits"]]
+    fit = [item for item in tries if item["fits"]]
     require(
         bool(fit), f"find.start={find['start']}: not even this batch fits (find.memory={find['memory']}): lower it."
     )
-    best = max(fit, key=lambda one: int(one["size"]))
+    best = max(fit, key=lambda item: int(item["size"]))
     limit = "find.most" if find["most"] else f"the limit of {LARGEST} samples, as find.most sets no other"
-    above = [one for one in tries if not one["fits"] and one["size"] > best["size"]]
-    bound = min(above, key=lambda one: int(one["size"]))["bound"] if above else limit
-    own = [one.pop("own", None) for one in tries][tries.index(best)]
+    above = [item for item in tries if not item["fits"] and item["size"] > best["size"]]
+    bound = min(above, key=lambda item: int(item["size"]))["bound"] if above else limit
+    own = [item.pop("own", None) for item in tries][tries.index(best)]
     rate = implied(cfg, was, best["size"], own)
-    told = {"batch_size": best["size"], "bound": bound, "peak_bytes": best["peak"], **rate}
+    summary = {"batch_size": best["size"], "bound": bound, "peak_bytes": best["peak"], **rate}
     folder = Path(find["output"])
     folder.mkdir(parents=True, exist_ok=True)
-    files.write_atomically(folder / "batch_find.json", json.dumps({**told, "tries": tries}, indent=2) + "\n")
+    files.write_atomically(folder / "batch_find.json", json.dumps({**summary, "tries": tries}, indent=2) + "\n")
     print(f"The largest that fits is {key}={best['size']}; what bounds it is {bound}.")
-    print(told["said"])
+    print(summary["said"])
     print(f"{folder / 'batch_find.json'} has all tries; nothing else was written or changed.")
-    return told
+    return summary
 
 
 def search(attempt: Callable[[int], Try], start: int, most: int) -> list[Try]:
@@ -100,7 +100,7 @@ def size_of(data: dict[str, Any]) -> tuple[str, int | None]:
         return "data.batch_size", data["batch_size"]
     target, name = locate(data), data.get("_target_")
     takes = inspect.signature(target).parameters if callable(target) else {}
-    has_it = "batch_size" in takes or any(one.kind is one.VAR_KEYWORD for one in takes.values())
+    has_it = "batch_size" in takes or any(argument.kind is argument.VAR_KEYWORD for argument in takes.values())
     require(has_it, f"data: {name} takes no batch_size: let its __init__ take one and give it to its loaders.")
     default = takes["batch_size"].default if "batch_size" in takes else None
     return "+data.batch_size", default if isinstance(default, int) else None
@@ -120,8 +120,8 @@ def implied(cfg: dict[str, Any], was: int | None, size: int, own: list[Any] | No
         return {"lr": None, "said": f"No rule is known for the rate of {kind} at this batch: scripts/lr_find.py."}
     rate = float(f"{now * (size / was if kind in LINEAR else math.sqrt(size / was)):.3g}")
     way = "in proportion, Goyal et al. 2017" if kind in LINEAR else "by the square root, Malladi et al. 2022"
-    said = f"{key}={now:g} at data.batch_size={was} is {rate:g} at {size} ({kind}: {way})."
-    return {"lr": rate, "said": f"{said} Very large batches need a warm-up and end worse: compare."}
+    sentence = f"{key}={now:g} at data.batch_size={was} is {rate:g} at {size} ({kind}: {way})."
+    return {"lr": rate, "said": f"{sentence} Very large batches need a warm-up and end worse: compare."}
 
 
 def tried(cfg: dict[str, Any], size: int, device: str) -> Try:
@@ -140,7 +140,7 @@ def tried(cfg: dict[str, Any], size: int, device: str) -> Try:
                 peak = max(peak, psutil.Process(process.pid).memory_info().rss if device == "cpu" else 0)
             if limit is not None and peak > limit:
                 return {"fits": False, "peak": peak, "bound": "memory"}
-        found: Try = receive.recv()
+        result: Try = receive.recv()
     except EOFError:
         process.join()
         require(process.exitcode == -9, f"data.batch_size={size}: its process ended with {process.exitcode}.")
@@ -149,11 +149,11 @@ def tried(cfg: dict[str, Any], size: int, device: str) -> Try:
         process.kill()
         process.join()
         receive.close()
-    if "refused" in found:
-        raise UserError(found["refused"])
-    if limit is not None and found["peak"] > limit:
-        found |= {"fits": False, "bound": "memory"}
-    return found
+    if "refused" in result:
+        raise UserError(result["refused"])
+    if limit is not None and result["peak"] > limit:
+        result |= {"fits": False, "bound": "memory"}
+    return result
 
 
 def _attempt(cfg: dict[str, Any], size: int, device: str, send: Connection) -> None:
@@ -162,9 +162,9 @@ def _attempt(cfg: dict[str, Any], size: int, device: str, send: Connection) -> N
         trial = DryRun({**cfg, "data": {**cfg["data"], "batch_size": size}})
         clock = Clock(None if isinstance(trial.data, ExactDataModule) else size)
         optimizers = trial.fit(clock).optimizers
-        own = [[type(one).__name__, max(learning_rates(one), default=None)] for one in optimizers]
-        found = {"fits": True, "peak": _peak(device), "seconds": clock.least}
-        send.send(found | {"own": None if cfg["optimizer"] else own})
+        own = [[type(optimizer).__name__, max(learning_rates(optimizer), default=None)] for optimizer in optimizers]
+        result = {"fits": True, "peak": _peak(device), "seconds": clock.least}
+        send.send(result | {"own": None if cfg["optimizer"] else own})
     except UserError as error:
         few = re.search(r"(?:cannot be filled from|train_dataloader has) (\d+) (?:training )?samples", str(error))
         bound = {"fits": False, "peak": 0, "bound": f"the {few[1]} training samples"} if few else None
@@ -173,11 +173,11 @@ def _attempt(cfg: dict[str, Any], size: int, device: str, send: Connection) -> N
         # the CPU's allocator raises a plain RuntimeError
         if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):
             send.send({"fits": False, "peak": _peak(device), "bound": "memory"})
-        elif not (place := user_location(error)):
+        elif not (location := user_location(error)):
             raise
         else:
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            send.send({"refused": f"the run that is tried fails: {said:.500}{place}: mend it there."})
+            message = " ".join(f"{type(error).__name__}: {error}".split())
+            send.send({"refused": f"the run that is tried fails: {message:.500}{location}: mend it there."})
 
 
 def _peak(device: str) -> int:
@@ -199,16 +199,16 @@ class Clock(Callback):
             return
         loader: Any = trainer.train_dataloader
         if isinstance(loader, SharedLoader):
-            given, alone, exact = loader.global_batch_size, loader.n <= loader.global_batch_size, True
+            samples, alone, exact = loader.global_batch_size, loader.n <= loader.global_batch_size, True
         else:
             sizes = [len(leaf) for leaf in tree_leaves(batch) if torch.is_tensor(leaf) and leaf.ndim]
-            given, alone, exact = (*sizes, LARGEST)[0], trainer.is_last_batch, False
-        few = given < size and alone
-        require(not few, f"data.batch_size={size} cannot be filled from {given} training samples.")
+            samples, alone, exact = (*sizes, LARGEST)[0], trainer.is_last_batch, False
+        few = samples < size and alone
+        require(not few, f"data.batch_size={size} cannot be filled from {samples} training samples.")
         name = type(trainer.datamodule).__name__  # type: ignore[attr-defined]  # a connector sets it
         require(
-            given == size or (given > size and not exact),  # a user's loader may count samples differently
-            f"data: {name} gives training batches of {given} with batch_size={size}: let its train_dataloader use it.",
+            samples == size or (samples > size and not exact),  # a user's loader may count samples differently
+            f"data: {name} gives batches of {samples} with batch_size={size}: let its train_dataloader use it.",
         )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from lathe import receipt
 from lathe.callbacks import numbers
-from lathe.compression import Prune, PruneChannels, quantization
+from lathe.compression import Compression, Prune, PruneChannels, quantization
 from lathe.compression.callback import inputs_of
 from lathe.compression.channels import prune_channels
 from lathe.compression.modes import reestimate_batchnorm
@@ -62,25 +62,17 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     def metrics() -> Metrics:
         if is_foreign(task.driven):
             return own_metrics(task, config, datamodule, source.path)
-        found: Metrics = {}
-        for split in ("val", "test") if config["test"] else ("val",):
-            measured = inference.score(task, task.net, datamodule.eval_loader(split))
-            found |= {f"{split}/{name}": value for name, value in measured.items()}
-        return found
+        return {
+            f"{split}/{name}": value
+            for split in (("val", "test") if config["test"] else ("val",))
+            for name, value in inference.score(task, task.net, datamodule.eval_loader(split)).items()
+        }
 
-    before = metrics()
-    reports: Metrics = {}
+    before, reports = metrics(), Metrics()
     for method in steps:
-        if isinstance(method, Prune):
-            reports |= prune_once(method, task.core, datamodule)
-        elif isinstance(method, PruneChannels):
-            reports |= remove_channels_once(method, task.core, datamodule)
-        else:
-            method.finalise(task.core, datamodule)
-            reports |= method.report()
+        reports |= apply_once(method, task.core, datamodule)
     after = metrics()
-    steps_done = int(state.get("global_step", 0))  # of a run that has not ended
-    unended = {"best_step": steps_done, "steps": steps_done, "seed": config["seed"]}
+    unended = {**dict.fromkeys(("best_step", "steps"), int(state.get("global_step", 0))), "seed": config["seed"]}
     earlier = source.result if source.complete else unended
     monitor = str(earlier.get("monitor") or task.monitor)
     result: dict[str, Any] = {
@@ -116,12 +108,12 @@ def own_metrics(task: Any, config: dict[str, Any], datamodule: Any, folder: Path
     options = {**config["trainer"], "inference_mode": False}  # a step may need gradients
     trainer = make_trainer({**config, "trainer": options}, folder, task.own_callbacks(), [Discard()])
     trainer.validate(task.driven, datamodule=datamodule, verbose=False)
-    found = numbers(trainer.callback_metrics)
+    metrics = numbers(trainer.callback_metrics)
     if config["test"]:
         trainer.test(task.driven, datamodule=datamodule, verbose=False)
-        found |= numbers(trainer.callback_metrics)
+        metrics |= numbers(trainer.callback_metrics)
     task.driven.trainer = None
-    return found
+    return metrics
 
 
 def check_request(cfg: dict[str, Any]) -> None:
@@ -138,6 +130,16 @@ def check_request(cfg: dict[str, Any]) -> None:
         )
     devices = cfg["trainer"]["devices"]
     require(devices in (1, "auto"), f"trainer.devices={devices}: a run is compressed in one process; leave it 1.")
+
+
+def apply_once(method: Compression, net: Any, datamodule: Any) -> Metrics:
+    """Apply a method to the trained net in one step, and return what it reports."""
+    if isinstance(method, Prune):
+        return prune_once(method, net, datamodule)
+    if isinstance(method, PruneChannels):
+        return remove_channels_once(method, net, datamodule)
+    method.finalise(net, datamodule)
+    return method.report()
 
 
 def prune_once(method: Prune, net: Any, datamodule: Any) -> Metrics:

@@ -64,10 +64,10 @@ def check_request(request: dict[str, Any], suffixes: tuple[str, ...] = ()) -> No
     if output is None:
         return
     require_file(Path(output))
-    place, home, read = Path(output).resolve(), Path(request["run"]).resolve(), source and Path(source).resolve()
-    image = place.parent == read and place.suffix.lower() in IMAGES
-    require(place != read and not image, f"output={output} would take the place of input={source}: name another file.")
-    inside = place.relative_to(home).parts if place.is_relative_to(home) else ()
+    target, home, read = Path(output).resolve(), Path(request["run"]).resolve(), source and Path(source).resolve()
+    image = target.parent == read and target.suffix.lower() in IMAGES
+    require(target != read and not image, f"output={output} would take the place of input={source}: name another file.")
+    inside = target.relative_to(home).parts if target.is_relative_to(home) else ()
     require(
         not inside or inside[0] not in OWN_FILES,
         f"output={output} would take the place of the run's own {'/'.join(inside)}: name another file.",
@@ -112,7 +112,7 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
     print(f"{request['run']}, {request['checkpoint']}.ckpt")
     Console().print(table)
     if request["output"] is not None:  # a perplexity may be infinite
-        found = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        text = json.dumps(found, indent=2, sort_keys=True) + "\n"
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        text = json.dumps(finite, indent=2, sort_keys=True) + "\n"
         write_atomically(followed(Path(request["output"])), text)
     return metrics

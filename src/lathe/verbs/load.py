@@ -1,5 +1,6 @@
 """A finished run in a script or a notebook: its net, data, metrics and predictions."""
 
+import copy
 import io
 import warnings
 from collections.abc import Iterator, Sequence
@@ -63,9 +64,9 @@ def load(
     Raises:
         UserError: it is not a run directory, or its configuration names a class that is not trusted.
     """
-    found = Run(open_run(path, key, trusted), checkpoint)
-    set_data_folder(found._config, None if folder is None else str(folder))
-    return found
+    run = Run(open_run(path, key, trusted), checkpoint)
+    set_data_folder(run._config, None if folder is None else str(folder))
+    return run
 
 
 def restore(net: nn.Module, checkpoint: str | Path, strict: bool = True, key: str = "checkpoint") -> nn.Module:
@@ -130,17 +131,17 @@ class Run:
 
     def __repr__(self) -> str:
         cfg, result = self._config, self.result
-        steps = f"complete after {result.get('steps')} steps" if result else "unfinished"
-        found = [f"{name} {value:.4g}" for name, value in sorted(result.items()) if split_of(name) == "test" and value]
+        facts = [f"complete after {result.get('steps')} steps" if result else "unfinished"]
+        facts += [f"{name} {value:.4g}" for name, value in sorted(result.items()) if split_of(name) == "test" and value]
         net = str((cfg["model"].get("net") or cfg["model"]).get("_target_")).rpartition(".")[2]
-        return f"Run {self.dir}: {net}, {', '.join([steps, *found])}"
+        return f"Run {self.dir}: {net}, {', '.join(facts)}"
 
     @property
     def config(self) -> DictConfig:
         """A copy of the resolved configuration."""
-        found = OmegaConf.create(self._config)
-        assert isinstance(found, DictConfig)
-        return found
+        config = OmegaConf.create(self._config)
+        assert isinstance(config, DictConfig)
+        return config
 
     @property
     def result(self) -> dict[str, Any]:
@@ -181,9 +182,7 @@ class Run:
     @property
     def config_dict(self) -> dict[str, Any]:
         """`config` as plain dicts and lists."""
-        found = OmegaConf.to_container(self.config)
-        assert isinstance(found, dict)
-        return {str(key): value for key, value in found.items()}
+        return copy.deepcopy(self._config)
 
     def predict(self, x: Any = None, resize: bool = False, batch_size: int | None = None) -> Any:
         """Predict with the run's net in its precision, as scripts/predict.py and the server do.
@@ -203,9 +202,9 @@ class Run:
         """
         cfg = self._config
         if is_lightning(cfg):
-            given = None if x is None else split_rows(arrays_of(x), batch_size or rows_of(cfg))
+            arrays = None if x is None else split_rows(arrays_of(x), batch_size or rows_of(cfg))
             with _untouched():
-                return gather(module_outputs(self.config_dict, *self._answering, given), given)
+                return gather(module_outputs(self.config_dict, *self._answering, arrays), arrays)
         check_input_spec(cfg, self.dir)
         size = batch_size or rows_of(cfg)
         with _untouched():
@@ -220,8 +219,8 @@ class Run:
                 batches = PlainLoader(torch.from_numpy(ids).split(size))
             task, trainer = self._answering
             configure_logging()
-            found = trainer.predict(task, dataloaders=batches, return_predictions=True)
-        logits = torch.cat([torch.as_tensor(part).float().cpu() for part in found or []]).numpy()
+            outputs = trainer.predict(task, dataloaders=batches, return_predictions=True)
+        logits = torch.cat([torch.as_tensor(part).float().cpu() for part in outputs or []]).numpy()
         last = logits[:, -1] if logits.ndim == 3 else logits
         try:
             shares = probabilities(last)
@@ -248,8 +247,8 @@ def _files(x: Any, channels: int) -> list[ImageFile]:
         return [open_array(p, channels) if p.suffix.lower() == ".npy" else open_image(p, channels) for p in paths]
     pixels = np.asarray(x)
     fits = pixels.dtype == np.uint8 and pixels.ndim == 4 and pixels.shape[1] == channels and len(pixels) > 0
-    given, wanted = f"x of shape {list(pixels.shape)} and type {pixels.dtype}", f"[n, {channels}, height, width]"
-    require(fits, f"{given}: expected uint8 pixels {wanted}, or paths of pictures.")
+    actual, wanted = f"x of shape {list(pixels.shape)} and type {pixels.dtype}", f"[n, {channels}, height, width]"
+    require(fits, f"{actual}: expected uint8 pixels {wanted}, or paths of pictures.")
     height, width = pixels.shape[2:]
     return [ImageFile(Path("x"), channels, (height, width), len(pixels), lambda: pixels, numbered=True)]
 

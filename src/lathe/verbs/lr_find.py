@@ -41,33 +41,33 @@ def lr_find(cfg: dict[str, Any]) -> dict[str, Any] | None:
     trainer = trial.fit(rising)
     if not trainer.is_global_zero:
         return None
-    found = suggest(rising.rates, rising.losses)
-    rows = list(zip(found["rates"], found["losses"], found["smoothed"], strict=True))
+    result = suggest(rising.rates, rising.losses)
+    rows = list(zip(result["rates"], result["losses"], result["smoothed"], strict=True))
     shown = [row for row in rows if row[1] <= 2 * rows[0][1]]
     series = {name: [(row[0], row[at]) for row in shown] for at, name in ((1, "loss"), (2, "smoothed"))}
-    marks = {f"suggested: {found['suggestion']:g}": found["suggestion"]}
+    marks = {f"suggested: {result['suggestion']:g}": result["suggestion"]}
     title, x_name = "Learning-rate range test", "learning rate (log scale)"
-    kept = {key: found[key] for key in ("suggestion", "steepest", "lowest", "diverged")}
+    summary = {key: result[key] for key in ("suggestion", "steepest", "lowest", "diverged")}
     texts = {
         "lr_find.csv": files.csv_text(["lr", "loss", "smoothed"], rows),
         "lr_find.svg": lines(title, x_name, "training loss", series, marks=marks, log_x=True),
-        "lr_find.json": json.dumps(kept, indent=2) + "\n",
+        "lr_find.json": json.dumps(summary, indent=2) + "\n",
     }
     folder = Path(find["output"])
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         files.write_atomically(folder / name, text)
-    beyond, rates = found["diverged"], found["rates"]
+    beyond, rates = result["diverged"], result["rates"]
     grew = f"undone at {beyond:.2g}" if beyond else f"not undone up to {rates[-1]:.2g}: raise find.max_lr to see where"
     print(
-        f"{len(rates)} optimizer steps: the loss falls fastest at {found['steepest']:.2g}, is lowest at "
-        f"{found['lowest']:.2g}, half of its fall is {grew}."
+        f"{len(rates)} optimizer steps: the loss falls fastest at {result['steepest']:.2g}, is lowest at "
+        f"{result['lowest']:.2g}, half of its fall is {grew}."
     )
-    print(f"Suggestion: {override(cfg, module, rising.base, found['suggestion'])}.")
+    print(f"Suggestion: {override(cfg, module, rising.base, result['suggestion'])}.")
     print(f"{find['output']}: lr_find.svg, lr_find.csv, lr_find.json; nothing else was written or changed.")
     if len(set(rising.shares)) > 1:
         print("The parameter groups keep their ratios; the rate is that which all follow from.")
-    return found
+    return result
 
 
 class Rising(Callback):
@@ -115,18 +115,18 @@ class Rising(Callback):
         mine = sum(self._parts[1:], self._parts[0]) / len(self._parts) * trainer.accumulate_grad_batches
         self._parts = []
         self.losses.append(float(trainer.strategy.reduce(mine, reduce_op="mean")))
-        newest = smoothed(self.losses)[-1]
-        if not math.isfinite(newest) or newest > self.stop * min(smoothed(self.losses)):
+        smooth = smoothed(self.losses)
+        if not math.isfinite(smooth[-1]) or smooth[-1] > self.stop * min(smooth):
             trainer.should_stop = True
 
 
 def smoothed(losses: list[float]) -> list[float]:
     """Return the exponential moving average, with bias correction."""
-    found, average, keep = [], 0.0, 0.9
+    averages, average, keep = [], 0.0, 0.9
     for count, loss in enumerate(losses, 1):
         average = keep * average + (1 - keep) * loss
-        found.append(average / (1 - keep**count))
-    return found
+        averages.append(average / (1 - keep**count))
+    return averages
 
 
 def suggest(rates: list[float], losses: list[float]) -> dict[str, Any]:

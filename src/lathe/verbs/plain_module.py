@@ -76,19 +76,19 @@ def compress(
     require(qat is None or loop is not None, "compress: qat rounds while the module trains: give `loop`.")
     once = len(after) + (qat is not None) < 2
     require(once, f"compress: {', '.join(chosen)} would quantize twice: choose one of them.")
-    call, masks, found = Call.of(example), dict[str, torch.Tensor](), dict[str, float]()
+    call, masks, figures = Call.of(example), dict[str, torch.Tensor](), dict[str, float]()
     with _modes(module):
         if "prune_channels" in chosen:
             shares = prune_channels(module, call.example, **chosen["prune_channels"])
-            found |= {f"prune_channels/{name}_share": share for name, share in shares.items()}
+            figures |= {f"prune_channels/{name}_share": share for name, share in shares.items()}
         for name in ("prune", "prune_structured", "prune_nm"):
             if name in chosen:
                 masks |= _masks(module, name, chosen[name])
-                found[f"{name}/sparsity"] = sparsity_of(masks)
+                figures[f"{name}/sparsity"] = sparsity_of(masks)
         apply_masks(module, masks)
         if qat is not None:
             settings: dict[str, Any] = {"observer": qat.observer, "percentile": qat.percentile}
-            found["qat/layers"] = len(quantize(module, call.example, qat.plan, qat.overrides, **settings))
+            figures["qat/layers"] = len(quantize(module, call.example, qat.plan, qat.overrides, **settings))
             set_enabled(module, True)
     inputs = [call.example]
     if loop is not None:
@@ -100,8 +100,8 @@ def compress(
             freeze_observers(module)
         for name, method in after.items():
             done = method.quantize(module, inputs, method.plan, method.overrides, key=method.key)
-            found[f"{name}/layers"] = len(done.layers)
-    print("compress:", ", ".join(f"{name} {round(value, 4):g}" for name, value in found.items()))
+            figures[f"{name}/layers"] = len(done.layers)
+    print("compress:", ", ".join(f"{name} {round(value, 4):g}" for name, value in figures.items()))
     return module
 
 
@@ -213,8 +213,8 @@ def _compared(
     except UserError as error:
         raise UserError(f"target={name}: {error}, so nothing was exported.") from error
     report = {"target": name, "arithmetic": arithmetic, "tolerance": tolerance, "relative": relative}
-    found = {"agreement": None, "relative": relative}
-    parity.check_tolerances({**report, "least_agreement": least, "held_out": None, "odd_inputs": found})
+    odd_inputs = {"agreement": None, "relative": relative}
+    parity.check_tolerances({**report, "least_agreement": least, "held_out": None, "odd_inputs": odd_inputs})
     return report
 
 

@@ -41,11 +41,11 @@ def predict(cfg: dict[str, Any]) -> int:
     """Write the predictions of a run's net, or of its export, for `input` to `output`; return their number."""
     request, own = cfg["request"], is_lightning(cfg)
     devices, accelerator = cfg["trainer"]["devices"], cfg["trainer"]["accelerator"]
-    given = None if request["input"] is None else Path(request["input"])
-    require(given is not None or own, "input is missing: name images or token ids.")
+    source = None if request["input"] is None else Path(request["input"])
+    require(source is not None or own, "input is missing: name images or token ids.")
     collect_errors(
         lambda: require(devices in (1, "auto"), f"trainer.devices={devices}: prediction runs on one device."),
-        lambda: require(given is None or given.exists(), f"input={given}: there is no such file or folder."),
+        lambda: require(source is None or source.exists(), f"input={source}: there is no such file or folder."),
         lambda: check_request(request, OUTPUTS if own else ()),
         lambda: None if own else check_input_spec(cfg, request["run"]),
     )
@@ -57,16 +57,16 @@ def predict(cfg: dict[str, Any]) -> int:
         require(request.get("precision") is None, number_format)
         device = f"trainer.accelerator={accelerator} is for target={MODULE}: leave it auto for target={target}."
         require(accelerator in ("auto", "cpu"), device)
-    if own or given is None:
+    if own or source is None:
         return predict_module(cfg, folder)
     kind = getattr(locate(cfg["task"]), "predicts", "classes")
     message = f"run={request['run']}: its task predicts {kind}, and this writes classes"
     require(kind == "classes", f"{message}: take lathe.load in Python, or an export.")
-    return predict_classes(cfg, given, manifest, folder)
+    return predict_classes(cfg, source, manifest, folder)
 
 
-def predict_classes(cfg: dict[str, Any], given: Path, manifest: dict[str, Any] | None, folder: Path | None) -> int:
-    """Write a line for each image or sequence of `given` to a CSV file, atomically; return their number.
+def predict_classes(cfg: dict[str, Any], source: Path, manifest: dict[str, Any] | None, folder: Path | None) -> int:
+    """Write a line for each image or sequence of `source` to a CSV file, atomically; return their number.
 
     Images are read batch by batch, since a folder may exceed the memory. An export has a `manifest` and a `folder`.
     """
@@ -78,8 +78,8 @@ def predict_classes(cfg: dict[str, Any], given: Path, manifest: dict[str, Any] |
         images = open_images(cfg, manifest, size)
         labels, batches, change = images.names, images, Normalizer(facts["mean"], facts["std"], facts["channels"])
     else:
-        require(given.suffix.lower() == ".npy", f"input={given}: expected a .npy file of token ids [n, time].")
-        ids = check_tokens(np.load(given, allow_pickle=False), facts, f"input={given}")
+        require(source.suffix.lower() == ".npy", f"input={source}: expected a .npy file of token ids [n, time].")
+        ids = check_tokens(np.load(source, allow_pickle=False), facts, f"input={source}")
         labels, change = deque(map(str, range(len(ids)))), nn.Identity()
         batches = np.split(ids, range(size, len(ids), size))
     names = class_names(cfg) if facts.get("class_names") else None
@@ -140,13 +140,14 @@ def open_images(cfg: dict[str, Any], manifest: dict[str, Any] | None, batch_size
         size = (height, width) if isinstance(height, int) else None
         message = f"resize=true: target={request['export']} scales images itself; leave it false."
         require(size is not None or not request["resize"], message)
-    given, left_out = Path(request["input"]), LeftOut(request["skip_bad"], "skip_bad")
-    files = find_images(given, facts["channels"], left_out)
-    others = [name for name in left_out.others if Path(request["input"], name) != Path(request["output"])]
+    source, left_out = Path(request["input"]), LeftOut(request["skip_bad"], "skip_bad")
+    files = find_images(source, facts["channels"], left_out)
+    others = [name for name in left_out.others if source / name != Path(request["output"])]
     if others:
-        told = f"{len(others)} files or folders in it are no images and are not read"
-        warn_once(f"input={request['input']}: {told}: {first_few(others)}.")
-    require(bool(files), f"skip_bad={left_out.most}: nothing in input={request['input']} can be read: mend it.")
+        warn_once(
+            f"input={source}: {len(others)} files or folders in it are no images and are not read: {first_few(others)}."
+        )
+    require(bool(files), f"skip_bad={left_out.most}: nothing in input={source} can be read: mend it.")
     return Images(files, size, request["resize"], batch_size, squashed(facts), left_out)
 
 
@@ -195,9 +196,9 @@ class Images:
             self.left_out.add(file.path, error)
             self.total -= file.count
 
-    def _check(self, file: ImageFile, found: tuple[int, ...]) -> None:
-        if self.size is not None and not self.resize and tuple(found) != self.size:
-            own, wanted = (" x ".join(map(str, size)) for size in (found, self.size))
+    def _check(self, file: ImageFile, pixels: tuple[int, ...]) -> None:
+        if self.size is not None and not self.resize and tuple(pixels) != self.size:
+            own, wanted = (" x ".join(map(str, size)) for size in (pixels, self.size))
             message = f"input={file.path} has {own} pixels, but the net takes {wanted}: resize=true scales images."
             raise UserError(message)
 
@@ -233,9 +234,9 @@ def predict_module(cfg: dict[str, Any], folder: Path | None) -> int:
         for batch in batches:
             named = dict(zip(names, batch.values(), strict=False)) if len(batch) == 1 == len(names) else batch
             outputs.append(bundle(*as_arrays(named, bundle.manifest)))
-    found = gather(outputs, batches)
-    write_arrays(Path(request["output"]), found)
-    count = max(len(array) for array in found.values())
+    predictions = gather(outputs, batches)
+    write_arrays(Path(request["output"]), predictions)
+    count = max(len(array) for array in predictions.values())
     print(f"{count} predictions in {request['output']}")
     return count
 
@@ -257,8 +258,8 @@ def module_outputs(
     """Return what predict_step returns for each of the batches, or for the predict_dataloader of data or module."""
     module = task.driven
     if batches is not None:
-        given = [{name: torch.from_numpy(x) for name, x in batch.items()} for batch in batches]
-        loader = [next(iter(batch.values())) if len(batch) == 1 else batch for batch in given]
+        tensors = [{name: torch.from_numpy(x) for name, x in batch.items()} for batch in batches]
+        loader = [next(iter(batch.values())) if len(batch) == 1 else batch for batch in tensors]
         return list(trainer.predict(module, dataloaders=PlainLoader(loader)) or [])
     data = make_data(cfg)
     own = is_overridden("predict_dataloader", data, LightningDataModule)
@@ -270,17 +271,18 @@ def module_outputs(
     def plain() -> Any:
         """Return the hook's loaders as plain iterables: Lightning builds DataLoaders again, and fails on some."""
         nonlocal several
-        found = hook()
-        loaders = list(found.values()) if isinstance(found, dict) else found
+        loaders = hook()
+        if isinstance(loaders, dict):
+            loaders = list(loaders.values())
         if not isinstance(loaders, list | tuple):
             return PlainLoader(loaders)
         several = len(loaders) > 1
         return [PlainLoader(loader) for loader in loaders]
 
     owner.predict_dataloader = plain
-    found = trainer.predict(module, datamodule=data if own else None) or []
+    outputs = trainer.predict(module, datamodule=data if own else None) or []
     del owner.predict_dataloader
-    return [batch for loader in found for batch in loader] if several else list(found)
+    return [batch for loader in outputs for batch in loader] if several else list(outputs)
 
 
 class PlainLoader:
@@ -310,22 +312,22 @@ def read_arrays(path: Path) -> dict[str, Array]:
     try:
         if suffix == ".csv":
             try:
-                found = {"x": np.loadtxt(path, np.float32, delimiter=",", ndmin=2)}
+                arrays = {"x": np.loadtxt(path, np.float32, delimiter=",", ndmin=2)}
             except ValueError:  # its first row has names
-                found = {"x": np.loadtxt(path, np.float32, delimiter=",", ndmin=2, skiprows=1)}
+                arrays = {"x": np.loadtxt(path, np.float32, delimiter=",", ndmin=2, skiprows=1)}
         elif suffix == ".parquet":
-            found = {"x": _pandas("input").read_parquet(path).to_numpy(dtype=np.float32)}
+            arrays = {"x": _pandas("input").read_parquet(path).to_numpy(dtype=np.float32)}
         else:
             content = np.load(path, allow_pickle=False)
-            found = dict(content) if suffix == ".npz" else {"x": content}
+            arrays = dict(content) if suffix == ".npz" else {"x": content}
     except UserError:
         raise
     except Exception as error:  # readers raise many types for a damaged file
         raise UserError(f"input={path} can't be read: {first_line(error)}.") from error
-    sizes = {name: len(x) if x.ndim else 0 for name, x in found.items()}
+    sizes = {name: len(x) if x.ndim else 0 for name, x in arrays.items()}
     equal = len(set(sizes.values())) == 1 and min(sizes.values()) > 0
     require(equal, f"input={path}: its arrays have {sizes or 'no'} rows: expected as many in each.")
-    return found
+    return arrays
 
 
 def _pandas(key: str) -> Any:
@@ -350,7 +352,7 @@ def gather(outputs: list[Any], batches: list[dict[str, Array]] | None = None) ->
             for path, value in pytree.tree_flatten_with_path(sample, is_leaf=_is_row_list)[0]:
                 if value is None:
                     continue
-                words = (getattr(key, "key", getattr(key, "idx", getattr(key, "name", ""))) for key in path)
+                keys = (getattr(key, "key", getattr(key, "idx", getattr(key, "name", ""))) for key in path)
                 if isinstance(value, Tensor):
                     half = value.dtype in (torch.bfloat16, torch.float16)
                     array = (value.float() if half else value).cpu().numpy()
@@ -358,25 +360,25 @@ def gather(outputs: list[Any], batches: list[dict[str, Array]] | None = None) ->
                     array = np.asarray(value)
                 message = f"predict_step returns a {type(value).__name__}: expected tensors, numbers or text."
                 require(array.dtype != object, message)
-                name = ".".join([*prefix, *map(str, words)]) or NAME
+                name = ".".join([*prefix, *map(str, keys)]) or NAME
                 parts.setdefault(name, []).append(np.atleast_1d(array))
     require(bool(parts), "predict_step returns nothing to write.")
-    equal = len({len(found) for found in parts.values()}) == 1
+    equal = len({len(chunks) for chunks in parts.values()}) == 1
     require(equal, "predict_step returns other names in some batches: return the same ones, or a list.")
-    found = {name: np.concatenate(part) for name, part in parts.items()}
+    arrays = {name: np.concatenate(part) for name, part in parts.items()}
     if batches is not None and not isinstance(outputs[0], list):
         rows = sum(len(next(iter(batch.values()))) for batch in batches)
-        counts = sorted({len(array) for array in found.values()})
+        counts = sorted({len(array) for array in arrays.values()})
         message = (
             f"input has {rows} rows, and the predictions {counts}: predict_step takes another batch than its arrays"
         )
         require(counts == [rows], f"{message}. Give it predict_dataloader of the data, with input=null.")
-    return found
+    return arrays
 
 
 def _is_row_list(value: Any) -> bool:
     """Return whether a list has a number or a text for each sample, such as the names of files."""
-    return isinstance(value, list) and bool(value) and all(isinstance(one, str | int | float) for one in value)
+    return isinstance(value, list) and bool(value) and all(isinstance(item, str | int | float) for item in value)
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:

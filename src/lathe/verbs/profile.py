@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,7 +62,7 @@ def profile(cfg: dict[str, Any]) -> dict[str, Any]:
     require_writable(folder)
     file = run.checkpoint(request["checkpoint"], "checkpoint")
     left_out = list(methods(cfg.get("compression") or {}))
-    every = int(cfg["trainer"].get("accumulate_grad_batches", 1))
+    accumulated = int(cfg["trainer"].get("accumulate_grad_batches", 1))
     total = warmup + 2 * steps + 2
     model = {**cfg["model"], "pretrained": None}
     cfg = {**cfg, "model": model, "ckpt_path": None, "find": {"steps": total, "output": str(folder / "of")}}
@@ -70,8 +71,9 @@ def profile(cfg: dict[str, Any]) -> dict[str, Any]:
     restore(task.net, read_checkpoint(file), str(file))
     compiled, own = bool(cfg["compile"].get("enabled")), isinstance(task, LightningTask)
     parts = PartTimes(task.net, warmup, steps, divides=not compiled and not own)
-    recorder = Recorder(task.net, not compiled, folder, (warmup + steps) * every, every, steps * every)
-    memory = StepMemory(total * every, folder)
+    batches = (count * accumulated for count in (warmup + steps, 1, steps))
+    recorder = Recorder(task.net, not compiled, folder, *batches)
+    memory = StepMemory(total * accumulated, folder)
     trainer = trial.fit(parts, recorder, memory)
     device = trainer.strategy.root_device
     notes = []
@@ -94,10 +96,10 @@ def profile(cfg: dict[str, Any]) -> dict[str, Any]:
         "steps": steps,
         "notes": notes,
         "training": {
-            "parts": median_step(parts.found[warmup : warmup + steps]),
-            "operators": [one._asdict() for one in recorder.operators[:ROWS]],
-            "modules": [one._asdict() for one in recorder.modules[:ROWS]],
-            "memory": memory.found if device.type == "cuda" or not compiled else {},
+            "parts": median_step(parts.seconds[warmup : warmup + steps]),
+            "operators": [operator._asdict() for operator in recorder.operators[:ROWS]],
+            "modules": [module._asdict() for module in recorder.modules[:ROWS]],
+            "memory": memory.figures if device.type == "cuda" or not compiled else {},
             "trace": recorder.file,
         },
         "inference": {} if own else inference(cfg, task, trainer, folder, warmup, steps, compiled),
@@ -121,26 +123,26 @@ def inference(
             net(x)
 
     with torch.inference_mode():
-        found, clock = [], Clock(device)
+        seconds, clock = [], Clock(device)
         for _ in range(warmup + steps):
             clock.take()
             x = next(batches)
             waited = clock.take()
             forward(x)
-            found.append({"data": waited, "forward": clock.take()})
-        kept = [next(batches) for _ in range(steps)]
+            seconds.append({"data": waited, "forward": clock.take()})
+        inputs = [next(batches) for _ in range(steps)]
         with ExitStack() as stack:
             if not compiled:
                 stack.enter_context(marked(net))
             done = stack.enter_context(torch_profile(activities=activities(device.type), acc_events=True))
-            for x in kept:
+            for x in inputs:
                 forward(x)
-        tensors = [leaf for leaf in tree_leaves(kept[0]) if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in tree_leaves(inputs[0]) if isinstance(leaf, Tensor)]
         memory: dict[str, Any] = {}
         if device.type == "cuda" or not compiled:
             timeline = Timeline(device, [*net.parameters(), *net.buffers(), *tensors])
             with timeline:
-                forward(kept[0])
+                forward(inputs[0])
             memory = timeline.summary()
     name = "inference.trace.json"
     with whole(folder / name) as temporary:
@@ -148,9 +150,9 @@ def inference(
     modules = [] if compiled else module_times(done.events(), net, device.type == "cuda", steps)
     return {
         "batch": len(tensors[0]),
-        "parts": median_step(found[warmup:]),
-        "operators": [one._asdict() for one in operators_of(done, device.type, steps, FRAMES)[:ROWS]],
-        "modules": [one._asdict() for one in modules[:ROWS]],
+        "parts": median_step(seconds[warmup:]),
+        "operators": [operator._asdict() for operator in operators_of(done, device.type, steps, FRAMES)[:ROWS]],
+        "modules": [module._asdict() for module in modules[:ROWS]],
         "memory": memory,
         "trace": name,
     }
@@ -176,7 +178,7 @@ class Clock:
 
 
 class PartTimes(Callback):
-    """Time each part of `steps` optimizer steps, after `warmup` steps: the seconds of each step are in `found`.
+    """Time each part of `steps` optimizer steps, after `warmup` steps: `seconds` has those of each step.
 
     The time after a step counts as the next step's data. The forward pass and the loss of a compiled net or of a user's
     LightningModule are timed as one part, without `divides`.
@@ -185,9 +187,9 @@ class PartTimes(Callback):
     skippable_steps = None  # needs every step
 
     def __init__(self, net: nn.Module, warmup: int, steps: int, divides: bool) -> None:
-        self.net, self.most = net, warmup + steps
+        self.net, self.total = net, warmup + steps
         self.loss, self.divides = "loss" if divides else "forward and loss", divides
-        self.found: list[dict[str, float]] = []
+        self.seconds: list[dict[str, float]] = []
         self._now: dict[str, float] = {}
         self._clock: Clock | None = None
         self._handles: list[Any] = []
@@ -231,17 +233,17 @@ class PartTimes(Callback):
         if trainer.global_step == self._steps:
             return  # gradients are being accumulated
         self._steps = trainer.global_step
-        self.found.append(self._now)
+        self.seconds.append(self._now)
         self._now = {}
-        if len(self.found) == self.most:
+        if len(self.seconds) == self.total:
             self._clock = None
             for handle in self._handles:
                 handle.remove()
 
 
-def median_step(found: list[dict[str, float]]) -> dict[str, float]:
+def median_step(steps: list[dict[str, float]]) -> dict[str, float]:
     """Return the ms of each part and of the `step` of median time; medians of parts would not add up to a step."""
-    times = sorted(found, key=lambda step: sum(step.values()))[(len(found) - 1) // 2]
+    times = sorted(steps, key=lambda step: sum(step.values()))[(len(steps) - 1) // 2]
     parts = {part: 1e3 * times[part] for part in PARTS if part in times}
     return {**parts, "step": sum(parts.values())}
 
@@ -342,10 +344,10 @@ def module_times(events: Any, net: nn.Module, on_gpu: bool, steps: int) -> list[
         if event.name.startswith(BACKWARD) and event.sequence_nr in numbers:
             backward[numbers[event.sequence_nr]] += took(event)
     kinds = {MARK + (name or "the net"): type(module).__name__ for name, module in net.named_modules()}
-    found = [
+    times = [
         ModuleTime(name.removeprefix(MARK), kinds[name], max(0.0, forward[name]), backward[name]) for name in forward
     ]
-    return sorted(found, key=lambda one: -(one.forward + one.backward))
+    return sorted(times, key=lambda module: -(module.forward + module.backward))
 
 
 # memory
@@ -383,18 +385,18 @@ class StepMemory(Callback):
     skippable_steps = None  # needs every step
 
     def __init__(self, batch: int, folder: Path) -> None:
-        self.batch, self.folder, self.found = batch, folder, dict[str, Any]()
+        self.batch, self.folder, self.figures = batch, folder, dict[str, Any]()
         self._seen = 0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._seen += 1
         if self._seen != self.batch:
             return
-        device, state = trainer.strategy.root_device, [list(one.state.values()) for one in trainer.optimizers]
-        given, kept = ([leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in (batch, state))
+        device, state = trainer.strategy.root_device, [list(each.state.values()) for each in trainer.optimizers]
+        inputs, states = ([leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in (batch, state))
         gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
-        self._saved = SavedActivations(pl_module, given)
-        self._timeline = Timeline(device, [*pl_module.parameters(), *pl_module.buffers(), *gradients, *kept, *given])
+        self._saved = SavedActivations(pl_module, inputs)
+        self._timeline = Timeline(device, [*pl_module.parameters(), *pl_module.buffers(), *gradients, *states, *inputs])
         if device.type == "cuda":
             torch.cuda.memory._record_memory_history(max_entries=ENTRIES)
         self._saved.__enter__()
@@ -403,23 +405,17 @@ class StepMemory(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._seen != self.batch or self.found:
+        if self._seen != self.batch or self.figures:
             return
         self._timeline.__exit__(None, None, None)
         self._saved.__exit__(None, None, None)
-        counted = count_state(pl_module, trainer.strategy.optimizers)
-        self.found = {
-            **self._timeline.summary(),
-            "parameters": counted.parameters,
-            "gradients": counted.gradients,
-            "optimizer": counted.optimizer,
-            "activations": self._saved.peak,
-        }
+        counted = asdict(count_state(pl_module, trainer.strategy.optimizers))
+        self.figures = {**self._timeline.summary(), **counted, "activations": self._saved.peak}
         if trainer.strategy.root_device.type == "cuda":
             with whole(self.folder / SNAPSHOT) as temporary:
                 torch.cuda.memory._dump_snapshot(str(temporary))
             torch.cuda.memory._record_memory_history(enabled=None)
-            self.found["snapshot"] = SNAPSHOT
+            self.figures["snapshot"] = SNAPSHOT
 
 
 # the page, and what is printed
@@ -435,31 +431,31 @@ def page_of(report: Mapping[str, Any]) -> str:
         f"the step of median time of {report['steps']}",
     ]
     kinds = {"training": "A training step", "inference": "An inference batch"}
-    sections = [found for kind, name in kinds.items() if report[kind] for found in _sections(name, report[kind])]
+    sections = [html for kind, name in kinds.items() if report[kind] for html in _sections(name, report[kind])]
     return html_page.page("Profile: time and memory of a step", facts, report["notes"], sections)
 
 
-def _sections(name: str, found: Mapping[str, Any]) -> Iterator[str]:
+def _sections(name: str, measured: Mapping[str, Any]) -> Iterator[str]:
     section, table, figure = html_page.section, html_page.table, html_page.figure
-    times = dict(found["parts"])
+    times = dict(measured["parts"])
     step = times.pop("step")
-    batch = f" of {found['batch']} samples" if "batch" in found else ""
+    batch = f" of {measured['batch']} samples" if "batch" in measured else ""
     rows = [(part, PARTS[part], f"{took:.3f}", f"{took / step:.1%}") for part, took in times.items()]
     bar = figure(shares(times, "ms"), "Each colour is a part of the table below, as wide as its share of the time.")
     parts = table(("part", "contents", "ms", "share"), rows, texts=2, keys=True)
-    yield section(f"{name}{batch}: {step:.3f} ms", f"Trace for ui.perfetto.dev: {found['trace']}", bar, parts)
-    rows = [(o["name"], f"{o['calls']:g}", f"{o['ms']:.3f}", f"{o['share']:.1%}") for o in found["operators"]]
+    yield section(f"{name}{batch}: {step:.3f} ms", f"Trace for ui.perfetto.dev: {measured['trace']}", bar, parts)
+    rows = [(o["name"], f"{o['calls']:g}", f"{o['ms']:.3f}", f"{o['share']:.1%}") for o in measured["operators"]]
     operators = table(("operator", "calls", "ms", "share"), rows)
     yield section(f"Operators of {name.lower()}", "Time of each, without the operators that it calls.", operators)
-    if found["modules"]:
+    if measured["modules"]:
         head = ("module", "class", "forward, ms", "backward, ms", "both, ms")
         modules = []
-        for m in found["modules"]:
+        for m in measured["modules"]:
             both = m["forward"] + m["backward"]
             modules.append((m["name"], m["kind"], f"{m['forward']:.3f}", f"{m['backward']:.3f}", f"{both:.3f}"))
         caption = "Time of each, without the modules in it, while the profiler records."
         yield section(f"Modules of {name.lower()}", caption, table(head, modules, texts=2))
-    memory = found["memory"]
+    memory = measured["memory"]
     if not memory:
         return
     tensors = {
@@ -484,16 +480,16 @@ def _sections(name: str, found: Mapping[str, Any]) -> Iterator[str]:
 
 def show(report: dict[str, Any], folder: Path, top_k: int) -> None:
     """Print the parts and the most expensive operators."""
-    for name, found in (("a training step", report["training"]), ("an inference batch", report["inference"])):
-        if found:
-            times = dict(found["parts"])
+    for name, measured in (("a training step", report["training"]), ("an inference batch", report["inference"])):
+        if measured:
+            times = dict(measured["parts"])
             step = times.pop("step")
             parts = ", ".join(f"{part} {took:.3f} ms ({took / step:.0%})" for part, took in times.items())
             print(f"{name}: {step:.3f} ms, the median of {report['steps']}: {parts}")
-            operators = [Operator(**row) for row in found["operators"][:top_k]]
+            operators = [Operator(**row) for row in measured["operators"][:top_k]]
             Console().print(table_of(f"operators of {name}, each without those that it calls", operators))
-            if found["memory"]:
-                print(f"peak memory of {name}: {found['memory']['peak'] / 2**20:.1f} MiB")
+            if measured["memory"]:
+                print(f"peak memory of {name}: {measured['memory']['peak'] / 2**20:.1f} MiB")
     for note in report["notes"]:
         print(note)
     print(f"{folder / 'profile.html'} has more; the traces open at https://ui.perfetto.dev")

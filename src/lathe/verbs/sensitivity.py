@@ -33,14 +33,7 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     kind = request["allocate"]
     require(budget is None or bool(tried[kind]), f"budget={budget} with allocate={kind} needs values to choose from.")
     require(latency is None or budget is not None, f"latency={latency} needs a budget in the unit of its times.")
-    times: dict[str, dict[str, float]] | None = None
-    if latency is not None:
-        try:
-            table = json.loads(Path(latency).read_text())
-            times = {name: {f"{float(key):g}": float(time) for key, time in row.items()} for name, row in table.items()}
-        except (OSError, ValueError, AttributeError, TypeError) as error:
-            form = "JSON of the form {layer: {value: seconds}}"
-            raise UserError(f"latency={latency} can't be read as {form}: {error}") from error
+    times = None if latency is None else _read_times(latency)
     task, _ = inference.open_run_net(run.path, "run", request["checkpoint"])
     require(
         "quantization" not in structure_of(task.net),
@@ -54,7 +47,7 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     baseline, reference = bench.score(), bench.score_changed("", {})
     with Progress(transient=True, disable=not cfg["trainer"]["enable_progress_bar"]) as bar:
         row = bar.add_task("layers", total=len(chosen) * sum(map(len, tried.values())))
-        found = search.scan(
+        changes = search.scan(
             task.net,
             chosen,
             sparsities=tried["sparsity"],
@@ -71,7 +64,7 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
         "reestimated_batches": len(bench.inputs),
         "baseline": baseline,
         "reference": reference,
-        "layers": {name: {"shape": shapes[name], **found[name]} for name in found},
+        "layers": {name: {"shape": shapes[name], **changes[name]} for name in changes},
     }
     if budget is not None:
         report["allocation"] = _choose(bench, request, report, times)
@@ -81,7 +74,7 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     for kind, values in tried.items():
         if values:
             series = {
-                name: sorted((value, some[metric]) for value, some in found[name][kind].items()) for name in found
+                name: sorted((x, scores[metric]) for x, scores in changes[name][kind].items()) for name in changes
             }
             title = f"validation {metric} with one layer changed ({reference[metric]:.4g} unchanged)"
             write_atomically(folder / f"{kind}.svg", lines(title, kind, metric, series))
@@ -89,6 +82,16 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     if "allocation" in report and report["allocation"]["override"] is not None:
         write_atomically(folder / "override.txt", report["allocation"]["override"] + "\n")
     return report
+
+
+def _read_times(path: str) -> dict[str, dict[str, float]]:
+    """Return the seconds of each layer by name and value."""
+    try:
+        table = json.loads(Path(path).read_text())
+        return {name: {f"{float(key):g}": float(time) for key, time in row.items()} for name, row in table.items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        form = "JSON of the form {layer: {value: seconds}}"
+        raise UserError(f"latency={path} can't be read as {form}: {error}") from error
 
 
 class _Bench:
@@ -119,10 +122,10 @@ def _choose(
     """Choose a value per layer under the budget (by `times`, or bytes); measure it, and one value for all layers."""
     kind, metric, reference = request["allocate"], report["metric"], report["reference"]
     dense = sum(search.quantized_bytes(layer["shape"], 32) for layer in report["layers"].values())
-    budget, said = float(request["budget"]), f"budget={request['budget']}"
+    budget, label = float(request["budget"]), f"budget={request['budget']}"
     if times is None and budget <= 1:
         budget *= dense
-        said += f" ({budget:.0f} bytes)"
+        label += f" ({budget:.0f} bytes)"
 
     def cost(name: str, value: float) -> float:
         shape = report["layers"][name]["shape"]
@@ -141,7 +144,7 @@ def _choose(
         )
         losses |= {0.0: 0.0} if kind == "sparsity" else {}
         options[name] = [search.Option(value, cost(name, value), loss) for value, loss in losses.items()]
-    best = search.allocate(options, budget, said)
+    best = search.allocate(options, budget, label)
     tried = [option.value for option in next(iter(options.values()))]
     common = {value: sum(cost(name, value) for name in options) for value in tried}
     fitting = {value: total for value, total in common.items() if total <= budget}
