@@ -144,7 +144,7 @@ def main() -> None:
     arguments.add_argument("--sides", nargs="+", default=list(SIDES)[:2], choices=SIDES, help="default: the first two")
     arguments.add_argument("--workloads", nargs="+", default=[*TRAINING, INT8], choices=[*TRAINING, INT8])
     arguments.add_argument(
-        "--settle", type=float, default=60.0, help="seconds before each number of others is measured"
+        "--settle", type=float, default=60.0, help="seconds before each number of others"
     )
     arguments.add_argument("--side", help=argparse.SUPPRESS)
     options = arguments.parse_args()

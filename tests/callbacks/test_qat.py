@@ -92,10 +92,12 @@ def test_mixed_precision(precision: Any, plain: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_compiled() -> None:
-    """One layer, since each change of rounding, observing and validation compiles the net again."""
+@pytest.mark.parametrize(("name", "freezes"), [("resnet", False), ("linear", True)])
+def test_compiled(name: str, freezes: bool) -> None:
+    """Each change of rounding, observing and BatchNorm compiles the net again: the ResNet has one of them."""
+    options = {} if freezes else {"freeze_observers": None, "freeze_batchnorm": None}
     torch._dynamo.reset()
-    eager, compiled = fit("linear"), fit("linear", compiled=True)
+    eager, compiled = (fit(name, compiled=compiled, options=options) for compiled in (False, True))
     assert compiled["losses"] == pytest.approx(eager["losses"], rel=1e-3)
     assert compiled["seen"] == eager["seen"]
 
