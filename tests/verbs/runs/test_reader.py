@@ -62,18 +62,16 @@ def test_every_state_is_told(tmp_path: Path) -> None:
 def test_a_sweep_is_its_jobs_with_those_that_left_nothing(tmp_path: Path) -> None:
     done, pruned, died = (write_run(tmp_path, number, accuracy) for number, accuracy in enumerate((0.9, 0.5, None)))
     (pruned / "result.json").unlink()
-    sweep = write_sweep(
-        tmp_path,
-        [
-            {"run_dir": str(done)},
-            {"run_dir": str(pruned), "state": "pruned"},
-            {"run_dir": str(died), "state": "failed", "sentence": "the loss is not finite"},
-            {"overrides": ["optimizer.lr=-1", "seed=7"], "state": "refused", "sentence": "optimizer.lr=-1: no"},
-            {"state": "waiting"},
-            {"run_dir": str(tmp_path / "train" / "gone"), "state": "complete"},
-            {"run_dir": str(tmp_path / "train" / "lost"), "state": "failed", "sentence": "out of memory"},
-        ],
-    )
+    jobs = [
+        {"run_dir": str(done)},
+        {"run_dir": str(pruned), "state": "pruned"},
+        {"run_dir": str(died), "state": "failed", "sentence": "the loss is not finite"},
+        {"overrides": ["optimizer.lr=-1", "seed=7"], "state": "refused", "sentence": "optimizer.lr=-1: no"},
+        {"state": "waiting"},
+        {"run_dir": str(tmp_path / "train" / "gone"), "state": "complete"},
+        {"run_dir": str(tmp_path / "train" / "lost"), "state": "failed", "sentence": "out of memory"},
+    ]
+    sweep = write_sweep(tmp_path, jobs)
     runs = find_runs(str(sweep))
     states = ["complete", "pruned", "failed", "failed", "waiting", "gone", "failed"]
     assert [(run.number, run.state) for run in runs] == list(enumerate(states))
