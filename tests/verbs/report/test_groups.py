@@ -39,28 +39,13 @@ def labels(told: Report) -> list[str]:
 
 
 def test_five_seeds_of_two_widths(tmp_path: Path) -> None:
+    """test_report.py has the numbers."""
     write(tmp_path, ["model.net.width=4"], (0.80, 0.81, 0.82, 0.83, 0.84), range(1, 6))
     write(tmp_path, ["model.net.width=8"], (0.91, 0.90, 0.93, 0.95, 0.96), range(1, 6), at=10)
     told = report(tmp_path)
-    assert (told.metrics, told.directions) == (["test/accuracy"], {"test/accuracy": "max"})
-    assert labels(told) == ["model.net.width=4", "model.net.width=8"]
-    narrow, wide = (group.summary("test/accuracy", told.how) for group in told.groups)
-    # 0.80 to 0.84: mean 0.82, variance 10 / 4 hundredths squared; t with 4 degrees of freedom is 2.776445
-    assert (narrow.n, narrow.mean, narrow.std, narrow.why) == (5, pytest.approx(0.82), pytest.approx(0.015811388), None)
-    assert narrow.interval == pytest.approx((0.82 - 0.0196324, 0.82 + 0.0196324), abs=1e-6)
-    assert wide.mean == pytest.approx(0.93)
+    assert (told.metrics, told.directions, told.marks) == (["test/accuracy"], {"test/accuracy": "max"}, [])
     assert [group.best("test/accuracy", "max") for group in told.groups] == [0.84, 0.96]
-    # Differences 0.11, 0.09, 0.11, 0.12, 0.12: mean 0.11, squares 0 + 4 + 0 + 1 + 1, variance 1.5e-4, error sqrt(3e-5)
-    # = 0.00547723, t = 20.0832 with 4 degrees of freedom
-    (pair,) = told.pairs["test/accuracy"]
-    assert (pair.a, pair.b, pair.told.n, pair.told.difference) == (1, 0, 5, pytest.approx(0.11))
-    assert pair.told.interval == pytest.approx((0.11 - 2.776445 * 0.00547723, 0.11 + 2.776445 * 0.00547723), abs=1e-6)
-    x = 0.11 / math.sqrt(4 * 3e-5 + 0.11**2)  # t / sqrt(4 + t^2), by which the distribution has a closed form
-    assert pair.told.p == pytest.approx(1 - x * (3 - x * x) / 2, rel=1e-6)
-    assert pair.says == "p = 3.6e-05: better than the baseline"
-    assert told.groups[1].command.endswith(" model.net.width=8 seed=1,2,3,4,5")
-    assert told.groups[1].command.startswith("python train.py -m model=mlp ")
-    assert told.marks == []
+    assert told.pairs["test/accuracy"][0].says == "p = 3.6e-05: better than the baseline"
     assert [report(tmp_path, baseline=name).baseline for name in ("model.net.width=8", "width=8", 8)] == [1, 1, 1]
 
 

@@ -1,4 +1,4 @@
-"""Collection of runs below the paths of a report: runs in every state, sweeps, and other folders."""
+"""Runs of a report: in every state, of sweeps and of several tasks. tests/runs/test_run_discovery.py has the search."""
 
 import fcntl
 import os
@@ -9,28 +9,12 @@ from support.run_directories import write_run, write_sweep
 
 from lathe.errors import UserError
 from lathe.verbs.report.assemble import check_tasks
-from lathe.verbs.runs.reader import find_runs, paths_of
+from lathe.verbs.runs.reader import find_runs
 
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def test_runs_are_found_below_folders_patterns_and_lists_once(tmp_path: Path) -> None:
-    first, second = (write_run(tmp_path / "logs", number, 0.9) for number in (0, 1))
-    other = write_run(tmp_path / "logs", 2, 0.9, ["name=other"])
-    (tmp_path / "logs" / "latest").symlink_to(other)
-    (tmp_path / "logs" / "train" / ".tmp-here").mkdir()
-    for named, expected in {
-        ("logs/train",): [first, second],
-        ("logs",): [other, first, second],
-        ("logs/latest",): [other],
-        ("logs/train/*_00-00-01_*",): [second],
-        ("logs/train", str(second), "logs/other"): [other, first, second],
-    }.items():
-        assert [run.path for run in find_runs(named)] == expected
-    assert paths_of("logs/t*") == [Path("logs/train")]
 
 
 def test_every_state_is_told(tmp_path: Path) -> None:
