@@ -73,9 +73,9 @@ def _compare_runtimes(request: dict[str, Any], output: Path) -> None:
     configured = GlobalHydra.instance().config_loader().get_group_options("target")
     names = inference.targets_of(request["targets"], configured)
     options = inference.check_overrides(request["overrides"], names)
-    asked = resolve(compose("export", overrides=[f"run={request['run']}", f"target=[{','.join(names)}]", *options]))
-    refuse(check(asked, "export"))
-    inference.compare(request, asked["target"], output)
+    requested = resolve(compose("export", overrides=[f"run={request['run']}", f"target=[{','.join(names)}]", *options]))
+    refuse(check(requested, "export"))
+    inference.compare(request, requested["target"], output)
 
 
 def _compare_sides(request: dict[str, Any], output: Path) -> None:
@@ -98,22 +98,22 @@ def _compare_trainings(request: dict[str, Any], output: Path) -> None:
     base = None
     if request["base"] is not None:
         base = resolve(compose("train", overrides=cases.base_of(request)))
-    every, request = cases.plan(request, base)
+    all_trainings, request = cases.plan(request, base)
     composed, refused = {}, {}
-    for case in every:
+    for case in all_trainings:
         try:
             resolved = resolve(compose("train", overrides=cases.overrides_of(case, request)))
             refuse(check(resolved))
             count_processes(resolved)
         except UserError as error:
-            if not case.optional or case is every[0]:
+            if not case.optional or case is all_trainings[0]:
                 raise
             refused[case.name] = " ".join(map(str, error.args))
         else:
             composed[case.name] = resolved
     began = time.monotonic()
-    results = run(every, composed, request, refused)
-    facts = {case.name: {"processes": case.processes, **case.facts} for case in every}
+    results = run(all_trainings, composed, request, refused)
+    facts = {case.name: {"processes": case.processes, **case.facts} for case in all_trainings}
     texts, drawing = TABLES[request["suite"]](facts, results)
     judged = judge(request, facts, results)
     texts += [rows(judged)] if judged else []

@@ -73,20 +73,20 @@ def cells(file: str | None, facts: Mapping[str, Any] | None) -> tuple[str, str]:
 
 def readme(text: str, facts: Mapping[str, Any] | None) -> str:
     """Return README with the record's GPU columns; raise ValueError if the table's rows have changed."""
-    lines, found = text.splitlines(keepends=True), []
+    lines, starts = text.splitlines(keepends=True), []
     for number, line in enumerate(lines):
         row = [part.strip() for part in line.strip().split("|")[1:-1]]
         start = next((start for start in ROWS if row and row[0].startswith(start)), None)
         if row[:2] == ["", "runs on CPU"]:
             row[2] = f"ran on GPU ({where(facts)})" if facts else "ran on GPU"
         elif start is not None and len(row) == 4:
-            found.append(start)
+            starts.append(start)
             row[2:] = cells(ROWS[start], facts)
         else:
             continue
         lines[number] = f"| {' | '.join(row)} |\n"
-    if found != list(ROWS):
-        raise ValueError(f"README's table of features has the rows {found}, expected {list(ROWS)}")
+    if starts != list(ROWS):
+        raise ValueError(f"README's table of features has the rows {starts}, expected {list(ROWS)}")
     return "".join(lines)
 
 
@@ -109,15 +109,15 @@ def table(facts: Mapping[str, Any] | None) -> str:
         "| what | passed | failed | could not run | measured |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for file, words in AREAS.items():
+    for file, area in AREAS.items():
         tests = tests_of(file, facts)
         counts = [
             str(sum(test["outcome"] == outcome for test in tests.values()))
             for outcome in ("passed", "failed", "skipped")
         ]
         figures = {name: value for test in tests.values() for name, value in test.get("figures", {}).items()}
-        told = "; ".join(f"{name}: {value:.3g}" for name, value in figures.items())
-        lines.append(f"| {words} | {' | '.join(counts)} | {told} |")
+        measured = "; ".join(f"{name}: {value:.3g}" for name, value in figures.items())
+        lines.append(f"| {area} | {' | '.join(counts)} | {measured} |")
     reasons: dict[str, list[str]] = {}
     for name, test in facts["tests"].items():
         if test["outcome"] != "passed":

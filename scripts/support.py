@@ -103,14 +103,14 @@ def column_of(case: dict[str, Any]) -> tuple[str, str, str]:
 
 def configuration(case: dict[str, Any], request: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return a case's resolved configuration, with a run directory."""
-    one = case["strategy"] in ("auto", "model_split")
+    is_single = case["strategy"] in ("auto", "model_split")
     overrides = [
         *SHORT,
         *request["models"][case["model"]],
         f"strategy={case['strategy']}",
         f"precision={case['precision']}",
         f"compile={case['compile']}",
-        f"trainer.devices={1 if one else request['processes']}",
+        f"trainer.devices={1 if is_single else request['processes']}",
         f"trainer.max_steps={request['steps']}",
         f"trainer.val_check_interval={2 * request['steps']}",
         f"paths.log_dir={folder}",
@@ -197,13 +197,13 @@ def page(cases: list[dict[str, Any]], request: dict[str, Any]) -> str:
     """Return both tables as Markdown. A part that was not requested is copied from the existing page."""
     import torch
 
-    asked = PARTS[:2] if request["part"] == "all" else (request["part"],)
+    requested = PARTS[:2] if request["part"] == "all" else (request["part"],)
     old = Path(request["output"]).read_text() if request["output"] and Path(request["output"]).is_file() else ""
     parts = {}
     for part in PARTS[:2]:
         begin, end = f"<!-- {part} -->\n", f"<!-- end of {part} -->\n"
         own = [case for case in cases if (case["compression"] == "none") == (part == "plain")]
-        text = matrix(own, part, request) if part in asked else old.partition(begin)[2].partition(end)[0]
+        text = matrix(own, part, request) if part in requested else old.partition(begin)[2].partition(end)[0]
         parts[part] = f"{begin}{text}{end}"
     return f"""# What works together
 
@@ -235,8 +235,8 @@ def matrix(cases: list[dict[str, Any]], part: str, request: dict[str, Any]) -> s
     ]
     lines = ["| " + " | ".join(row) + " |\n" for row in (["strategy", *columns], ["---"] * (len(columns) + 1), *rows)]
     alone = [case["evaluated"] for case in works if "evaluated" in case]
-    found = f"; one process finds their test losses again to within {max(alone):.0e}" if alone else ""
-    text = f"{len(works)} combinations run{found}.\n"
+    evaluation = f"; one process finds their test losses again to within {max(alone):.0e}" if alone else ""
+    text = f"{len(works)} combinations run{evaluation}.\n"
     if part == "plain":
         nets = f"{', '.join(request['models'])}, each with compile={' and '.join(request['compiles'])}"
         regional = " and ".join(REGIONAL)

@@ -135,17 +135,17 @@ def command_of(name: str, request: dict[str, Any], run: str) -> str:
         device = "cpu" if request["accelerator"] == "cpu" else "cuda"
         return ON_A_RUN[name].format(run=shlex.quote(run), accelerator=request["accelerator"], device=device)
     common = TOKENS if name in OF_TOKENS else COMMON
-    words = [*common.split(), f"trainer.accelerator={request['accelerator']}", *TRAINED[name][0].split()]
-    return shlex.join(["train.py", *words, *request["overrides"]])
+    overrides = [*common.split(), f"trainer.accelerator={request['accelerator']}", *TRAINED[name][0].split()]
+    return shlex.join(["train.py", *overrides, *request["overrides"]])
 
 
 def repeat(line: Line, root: Path, log_dir: Path, timeout: float) -> None:
     """Run a line's command in a subprocess, with runs below `log_dir`, and set its outcome."""
-    script, *words = shlex.split(line.command)[1:]
+    script, *arguments = shlex.split(line.command)[1:]
     more = [] if line.name in ON_A_RUN else [f"paths.log_dir={log_dir}"]
     began = time.monotonic()
     with subprocess.Popen(  # noqa: S603
-        [sys.executable, str(root / script), *words, *more],
+        [sys.executable, str(root / script), *arguments, *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -174,7 +174,7 @@ def judge(code: int, printed: str, log_dir: Path) -> tuple[str, str]:
         return "refused", errors[0]
     if code:
         return "failed", lines[-1][:300] if lines else f"exit code {code}"
-    found = next(log_dir.glob("*/*/result.json"), None)
-    result = json.loads(found.read_text()) if found else {}
+    path = next(log_dir.glob("*/*/result.json"), None)
+    result = json.loads(path.read_text()) if path else {}
     units = {"samples_per_s": "samples/s", "tokens_per_s": "tokens/s", "step_ms": "ms a step", "test/loss": "test loss"}
     return "works", ", ".join(f"{result[key]:,.4g} {unit}" for key, unit in units.items() if result.get(key)) or "done"

@@ -56,13 +56,13 @@ def judge(request: dict[str, Any]) -> int:
         files.require_writable(Path(output).resolve().parent)
     sides = [Side(name, request) for name in SIDES]
     pairs: list[tuple[float, float]] = []
-    found, way = None, "max"
+    outcome, direction = None, "max"
     fixed = [set(side.runs) for side in sides if not side.trains]
     seeds = sorted(set.intersection(*fixed)) if fixed else itertools.count(request["seed"])
     for seed in itertools.islice(seeds, request["budget"]):
         runs = [side.run(seed) for side in reversed(sides)][::-1]  # a mistake in the candidate costs no training
         metric = request["metric"] or runs[0].objective[0]
-        way = direction_of(metric, runs, request["direction"])
+        direction = direction_of(metric, runs, request["direction"])
         values = []
         for run in runs:
             name, best = run.objective
@@ -71,18 +71,18 @@ def judge(request: dict[str, Any]) -> int:
             require(value is not None, f"metric={metric}: {run.label} has no such number; it has {have}.")
             values.append(value or 0.0)
         pairs.append((values[0], values[1]))
-        differences = [(b - a) * (1 if way == "max" else -1) for a, b in pairs]
-        said = f"seed {seed}: baseline {values[0]:.6g}, candidate {values[1]:.6g}, evidence {evidence(differences):.3g}"
-        print(f"{said} of {1 / risk:g}", file=sys.stderr, flush=True)
-        found = verdict(differences, risk)
-        if found is not None:
+        differences = [(b - a) * (1 if direction == "max" else -1) for a, b in pairs]
+        line = f"seed {seed}: baseline {values[0]:.6g}, candidate {values[1]:.6g}, evidence {evidence(differences):.3g}"
+        print(f"{line} of {1 / risk:g}", file=sys.stderr, flush=True)
+        outcome = verdict(differences, risk)
+        if outcome is not None:
             break
     require(bool(pairs), "baseline and candidate have no complete runs with equal seeds.")
     baseline, candidate = (statistics.fmean(values) for values in zip(*pairs, strict=True))
     answer = {
-        "verdict": found or "not told apart",
+        "verdict": outcome or "not told apart",
         "metric": metric,
-        "direction": way,
+        "direction": direction,
         "pairs": len(pairs),
         "baseline": baseline,
         "candidate": candidate,
@@ -104,8 +104,8 @@ class Side:
         self.key, self.words = key, shlex.split(typed)
         self.trains = not typed or any("=" in word for word in self.words)
         if self.trains:
-            taken = [word for word in self.words if word.startswith(("seed=", "name=", "-"))]
-            require(not taken, f"{key}: {' '.join(taken)} is set by judge.py; leave it out.")
+            reserved = [word for word in self.words if word.startswith(("seed=", "name=", "-"))]
+            require(not reserved, f"{key}: {' '.join(reserved)} is set by judge.py; leave it out.")
             self.root = project("judge.py")
             self.log_dir = Path(request["paths"]["log_dir"]).absolute()
             # a folder for each list of overrides, whose complete runs a repeated command takes
@@ -122,10 +122,10 @@ class Side:
     def run(self, seed: int) -> Run:
         """Return the complete run with a seed, trained now if there is none yet."""
         if seed not in self.runs:
-            words = [*self.words, *QUIET, f"name={self.name}", f"seed={seed}"]
-            command = [str(self.root / "train.py"), *words, f"paths.log_dir={as_typed(str(self.log_dir))}"]
-            code, said = run_to_end(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-            lines = said.strip().splitlines() or [f"exit code {code}"]
+            overrides = [*self.words, *QUIET, f"name={self.name}", f"seed={seed}"]
+            command = [str(self.root / "train.py"), *overrides, f"paths.log_dir={as_typed(str(self.log_dir))}"]
+            code, errors = run_to_end(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            lines = errors.strip().splitlines() or [f"exit code {code}"]
             require(not code, f"{self.key}, seed {seed}: {lines[-1].removeprefix('Error: ')}")
             self.runs = self._trained()
         return self.runs[seed]

@@ -68,8 +68,8 @@ class Schema:
         groups = {key: hint for key, hint in train.items() if any(map(is_typeddict, _arms(_bare(hint))))}
         groups["target"] = commands.ExportTarget
         for command, tree in commands.COMMANDS.items():
-            said = self.comments | comments([item for item in self.found if item.file == f"configs/{command}.yaml"])
-            defs[f"{command}.yaml"] = self._section(tree, "", groups, said, command=True)
+            notes = self.comments | comments([item for item in self.found if item.file == f"configs/{command}.yaml"])
+            defs[f"{command}.yaml"] = self._section(tree, "", groups, notes, command=True)
         for key, hint in groups.items():
             defs[f"{key}/*.yaml"] = self._value(hint, key, {}, self.comments)
         defs["hydra/*.yaml"] = {"type": "object", "required": ["output_subdir"]}  # Hydra's own keys
@@ -85,8 +85,8 @@ class Schema:
     def _parameters(self, name: str, part: Any) -> dict[str, Json]:
         """Return the options of a component: its signature's parameters and the keys that the launch reads."""
         groups = {key.split(".")[0] for key, names in self.built.items() if name in names}
-        given = {*GIVEN, "start_step"} if "logger" in groups else GIVEN
-        schemas = {key: value for key, value in parameter_schemas(part).items() if key not in given}
+        supplied = {*GIVEN, "start_step"} if "logger" in groups else GIVEN
+        schemas = {key: value for key, value in parameter_schemas(part).items() if key not in supplied}
         for group in groups & commands.FACTS.keys():
             tree = commands.Plateau if name == PLATEAU else commands.FACTS[group]
             hints = typing.get_type_hints(tree, include_extras=True)
@@ -96,15 +96,15 @@ class Schema:
         return schemas
 
     def _component(self, name: str) -> Json:
-        places = [place for place, classes in self.built.items() if name in classes]
+        paths = [path for path, classes in self.built.items() if name in classes]
         properties: Json = {
             "_target_": {"type": "string", "pattern": f"^{name_pattern(name)}$"},
             "_partial_": {"type": "boolean"},
         }
-        if any("." not in place for place in places):
+        if any("." not in path for path in paths):
             properties["defaults"] = {"$ref": "#/$defs/defaults"}
         for key, value in self.components[name].items():
-            inner = sorted({one for place in places for one in self._built_at(f"{place}.{key}")})
+            inner = sorted({component for path in paths for component in self._built_at(f"{path}.{key}")})
             properties[key] = self._described(self.comments.get((name, key)), in_file(value, inner))
         tree: Json = {"type": "object", "properties": properties, "additionalProperties": False}
         if name == "lightning.Trainer":
@@ -118,7 +118,7 @@ class Schema:
                     for key, value in self.components[kind].items():
                         options.setdefault(key, []).append(value)
             for key in sorted(options.keys() - properties.keys()):
-                value = {"anyOf": [one for value in options[key] for one in kinds(value)]}
+                value = {"anyOf": [component for value in options[key] for component in kinds(value)]}
                 properties[key] = self._described(self.comments.get((name, key)), in_file(value, ()))
             tree = {"type": "object", "properties": properties, "own": list(self.components[name])}
             tree["anyOf"] = [{"propertyNames": {"enum": list(properties)}}, {"required": ["_target_"]}]
@@ -126,10 +126,10 @@ class Schema:
 
     def _built_at(self, key: str) -> list[str]:
         """Return the components that the files build at a key, or in a list at that key."""
-        places = {place: names for place, names in self.built.items() if re.sub(r"\[\d+\]$", "", place) == key}
-        return [name for names in places.values() for name in names if name in self.components]
+        at_key = {path: names for path, names in self.built.items() if re.sub(r"\[\d+\]$", "", path) == key}
+        return [name for names in at_key.values() for name in names if name in self.components]
 
-    def _section(self, tree: Any, key: str, groups: Json, said: Any, command: bool = False) -> Json:
+    def _section(self, tree: Any, key: str, groups: Json, notes: Any, command: bool = False) -> Json:
         properties: Json = {"hydra": {}} if command else {}
         if "." not in key:
             properties["defaults"] = {"$ref": "#/$defs/defaults"}
@@ -140,7 +140,7 @@ class Schema:
             if hint == groups.get(below):
                 properties[name] = _file(f"{below}/*.yaml")
             else:
-                properties[name] = self._value(hint, below, groups, said)
+                properties[name] = self._value(hint, below, groups, notes)
         if tree in (commands.Target, commands.ExportTarget):
             from lathe.export import TARGETS, get
 
@@ -158,8 +158,8 @@ class Schema:
             return {key: value for key, value in tree.items() if value != []}
         inner = {path.rpartition(".")[2]: path for path in self.built if path.rpartition(".")[0] == key}
         for name, path in inner.items():
-            refs = [{"$ref": f"#/$defs/{one}"} for one in self._built_at(path)]
-            properties[name] = self._described(said.get(("", path)), {"anyOf": [*refs, OWN, NULL]})
+            refs = [{"$ref": f"#/$defs/{component}"} for component in self._built_at(path)]
+            properties[name] = self._described(notes.get(("", path)), {"anyOf": [*refs, OWN, NULL]})
         return {
             "type": "object",
             "properties": properties,
@@ -167,24 +167,24 @@ class Schema:
             "needs": needs,
         }
 
-    def _value(self, hint: Any, key: str, groups: Json, said: Any) -> Json:
+    def _value(self, hint: Any, key: str, groups: Json, notes: Any) -> Json:
         hint = _bare(hint)
         arms = _arms(hint)
-        note = said.get(("", key))
+        note = notes.get(("", key))
         sections = [arm for arm in arms if is_typeddict(arm)]
         if not sections:
             return self._described(note, in_file(schema_of(hint), ()))
-        found: list[Json] = []
+        variants: list[Json] = []
         for arm in sections:
             if _inherits(arm, commands.Component):
-                found += [{"$ref": f"#/$defs/{name}"} for name in self._built_at(key)] + [OWN]
-                found += [INTERPOLATED] if "." in key else []  # ??? in a file
+                variants += [{"$ref": f"#/$defs/{name}"} for name in self._built_at(key)] + [OWN]
+                variants += [INTERPOLATED] if "." in key else []  # ??? in a file
             elif arm is commands.Nothing:
-                found.append({"type": "object", "properties": {"defaults": {}}, "additionalProperties": False})
+                variants.append({"type": "object", "properties": {"defaults": {}}, "additionalProperties": False})
             else:
-                found.append(self._section(arm, key, groups, said))
+                variants.append(self._section(arm, key, groups, notes))
         rest = [schema_of(arm) for arm in arms if arm not in sections]
-        tree = found[0] if len(found) == 1 and not rest else {"anyOf": [*found, *rest]}
+        tree = variants[0] if len(variants) == 1 and not rest else {"anyOf": [*variants, *rest]}
         return self._described(note, tree)
 
     def _described(self, note: str | None, tree: Json) -> Json:
@@ -207,7 +207,7 @@ def name_pattern(name: str) -> str:
     return rf"{re.escape('.'.join(room))}(\.\w+)*\.{last}" if room[0] in ("lathe", "torch") else re.escape(name)
 
 
-def _components(found: list[Entry], packages: Iterable[str]) -> Iterator[tuple[str, Any]]:
+def _components(entries: list[Entry], packages: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """Yield the canonical name and the class or function of each component, the same one perhaps several times."""
     import torch
 
@@ -222,14 +222,14 @@ def _components(found: list[Entry], packages: Iterable[str]) -> Iterator[tuple[s
         if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer:
             yield f"torch.optim.{name}", kind
     yield PLATEAU, torch.optim.lr_scheduler.ReduceLROnPlateau
-    for item in found:
+    for item in entries:
         is_target = item.name == "_target_" or item.key.endswith(".kind.path")
         if is_target and item.value.partition(".")[0] in OUR_ROOTS:  # a user's are read from `packages`
             where, _, name = item.value.rpartition(".")
             yield canonical(item.value), getattr(importlib.import_module(where), name)
     for package in packages:
         path = getattr(importlib.import_module(package), "__path__", ())
-        for name in (package, *(one.name for one in pkgutil.walk_packages(path, f"{package}."))):
+        for name in (package, *(module_info.name for module_info in pkgutil.walk_packages(path, f"{package}."))):
             for key, part in vars(importlib.import_module(name)).items():
                 if not key.startswith("_") and callable(part) and getattr(part, "__module__", "") == name:
                     yield f"{name}.{key}", part
@@ -248,7 +248,9 @@ def _arms(hint: Any) -> list[Any]:
 
 def _inherits(tree: Any, base: Any) -> bool:
     """Return whether a TypedDict inherits from another, which Python does not record."""
-    return tree is base or any(_inherits(one, base) for one in getattr(tree, "__orig_bases__", ()) if one is not tree)
+    return tree is base or any(
+        _inherits(base_class, base) for base_class in getattr(tree, "__orig_bases__", ()) if base_class is not tree
+    )
 
 
 def _file(name: str) -> Json:
@@ -259,9 +261,9 @@ def text(tree: Json) -> str:
     """Return the file's text, with a line for each key, so that diffs are small."""
     tree = dict(tree)
     blocks = []
-    for name, one in tree.pop("$defs").items():
-        rest = {key: value for key, value in one.items() if key != "properties"}
-        lines = [f"   {_line(key)}: {_line(value)}" for key, value in one.get("properties", {}).items()]
+    for name, definition in tree.pop("$defs").items():
+        rest = {key: value for key, value in definition.items() if key != "properties"}
+        lines = [f"   {_line(key)}: {_line(value)}" for key, value in definition.get("properties", {}).items()]
         inner = ',\n  "properties": {\n' + ",\n".join(lines) + "\n  }" if lines else ""
         blocks.append(f" {_line(name)}: {_line(rest)[:-1]}{inner}}}")
     return f'{_line(tree)[:-1]},\n"$defs": {{\n' + ",\n".join(blocks) + "\n}}\n"

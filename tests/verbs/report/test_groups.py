@@ -57,7 +57,7 @@ def test_only_equal_seeds_and_folds_are_paired(tmp_path: Path) -> None:
     told = report(tmp_path)
     assert told.factors == ["model.net.width"]
     (pair,) = told.pairs["test/accuracy"]
-    assert (pair.told.n, pair.told.difference) == (2, pytest.approx(0.15))
+    assert (pair.test.n, pair.test.difference) == (2, pytest.approx(0.15))
     assert told.marks == ["Folds share most of their training data: intervals over them are too narrow."]
 
 
@@ -92,7 +92,7 @@ def test_by_chooses_the_factors_and_says_what_is_mixed(tmp_path: Path) -> None:
     assert told.groups[0].marks[1].startswith("its 4 runs are of 2 configurations: ")
     assert told.groups[0].summary("test/accuracy", told.how).n == 4
     (pair,) = told.pairs["test/accuracy"]
-    assert (pair.told.n, pair.told.difference) == (4, pytest.approx(0.406))  # each next to its own learning rate
+    assert (pair.test.n, pair.test.difference) == (4, pytest.approx(0.406))  # each next to its own learning rate
     assert report(tmp_path, by=["optimizer.lr", "model.net.width"]).factors == ["optimizer.lr", "model.net.width"]
 
 

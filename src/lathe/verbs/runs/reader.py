@@ -146,8 +146,8 @@ class Run:
     @cached_property
     def metrics(self) -> dict[str, float]:
         """The finite numbers of result.json, by name."""
-        found = {printable(name): finite(value) for name, value in self.result.items() if name not in COUNTS}
-        return {name: value for name, value in found.items() if value is not None}
+        numbers = {printable(name): finite(value) for name, value in self.result.items() if name not in COUNTS}
+        return {name: value for name, value in numbers.items() if value is not None}
 
     @cached_property
     def environment(self) -> dict[str, Any]:
@@ -166,8 +166,8 @@ class Run:
 
     @cached_property
     def tags(self) -> list[str]:
-        found = self.result.get("tags", []) if self.result else self.config.get("tags")
-        return [str(word) for word in found] if isinstance(found, list) else []
+        tags = self.result.get("tags", []) if self.result else self.config.get("tags")
+        return [str(tag) for tag in tags] if isinstance(tags, list) else []
 
     @property
     def seed(self) -> Any:
@@ -223,12 +223,12 @@ class Run:
     def command(self, seeds: Sequence[Any] = (), folds: Sequence[Any] = ()) -> str:
         """Return the shell command that repeats this run, or several `seeds` and `folds` of it."""
         swept = {key: values for key, values in zip(SEEDS, (seeds, folds), strict=True) if len(values) > 1}
-        words = drop_overrides(rerun_overrides(self.overrides, self.leaves), *swept)
-        words += [f"{key}={','.join(map(str, values))}" for key, values in swept.items()]
+        overrides = drop_overrides(rerun_overrides(self.overrides, self.leaves), *swept)
+        overrides += [f"{key}={','.join(map(str, values))}" for key, values in swept.items()]
         typed = self.environment.get("command")
         compress = isinstance(typed, list) and typed and os.path.basename(str(typed[0])) == "compress.py"
         script = "scripts/compress.py" if compress else "train.py"
-        return printable(shlex.join(["python", script, *(["-m"] if swept else []), *words]))
+        return printable(shlex.join(["python", script, *(["-m"] if swept else []), *overrides]))
 
 
 def find_runs(named: str | Sequence[str] | None, log_dir: Path | None = None) -> list[Run]:
@@ -237,40 +237,40 @@ def find_runs(named: str | Sequence[str] | None, log_dir: Path | None = None) ->
         assert log_dir is not None
         entries = list(runs_below(log_dir, WITHOUT_RUNS))
     else:
-        words = [named] if isinstance(named, str) else named
+        patterns = [named] if isinstance(named, str) else named
         entries = []
-        for word in words:
-            for folder in paths_of(word):
+        for pattern in patterns:
+            for folder in paths_of(pattern):
                 below = list(runs_below(folder))
                 each = "(each has a config.yaml and an environment.json)"
                 hint = f"it has no run directory {each}; logs/<name> holds the runs of a name."
-                require(bool(below) or is_sweep(folder), f"runs={word}: {hint}")
+                require(bool(below) or is_sweep(folder), f"runs={pattern}: {hint}")
                 entries += below
-    found: dict[Path, RunEntry] = {}
+    by_path: dict[Path, RunEntry] = {}
     for entry in entries:
-        first = found.setdefault((entry.path or entry.file or Path()).resolve(), entry)
+        first = by_path.setdefault((entry.path or entry.file or Path()).resolve(), entry)
         if not first.job:
             first.job, first.file = entry.job, entry.file
-    log_dirs = {path.parent.parent for path, entry in found.items() if entry.path is not None}
+    log_dirs = {path.parent.parent for path, entry in by_path.items() if entry.path is not None}
     for folder in log_dirs | ({log_dir} if log_dir else set()):
         for path, job in jobs_by_run(folder).items():  # which say how a run without a result ended
-            if path in found and not found[path].job:
-                found[path].job, found[path].file = job.job, job.file
-    known: dict[str, Any] = {}
-    runs = [Run(entry, known) for entry in found.values()]
+            if path in by_path and not by_path[path].job:
+                by_path[path].job, by_path[path].file = job.job, job.file
+    shared: dict[str, Any] = {}
+    runs = [Run(entry, shared) for entry in by_path.values()]
     if named is None:  # the job of a run that was archived is not listed
         runs = [run for run in runs if run.path is None or (log_dir and run.path.is_relative_to(log_dir))]
     return sorted(runs, key=lambda run: (run.path is None, str(run.path or ""), run.number or 0))
 
 
-def paths_of(word: str) -> list[Path]:
+def paths_of(pattern: str) -> list[Path]:
     """Return the files and folders that a path or a pattern names; raise UserError if there is none."""
     try:
-        paths = [Path(word)] if os.path.exists(word) else [Path(path) for path in sorted(glob.glob(word))]
+        paths = [Path(pattern)] if os.path.exists(pattern) else [Path(path) for path in sorted(glob.glob(pattern))]
     except (OSError, ValueError):  # too long, or with a null byte
         paths = []
     hint = "name a run directory, logs/<name> or a sweep's directory below logs/sweeps."
-    short = word[:200]
+    short = pattern[:200]
     require(bool(paths), f"runs={short}: there is no such folder; {suggest_folder(Path(short.split('*')[0]), hint)}")
     return paths
 
@@ -280,22 +280,22 @@ Curve = tuple[list[int], list[float]]
 
 def read_curves(path: Path, choose: Callable[[Sequence[str]], Sequence[str]]) -> dict[str, Curve]:
     """Return the columns of a metrics.csv that `choose` takes: its numbers, up to a line that can't be read."""
-    found: dict[str, Curve] = {}
+    curves: dict[str, Curve] = {}
     with suppress(OSError, UnicodeDecodeError, csv.Error), open_plain(path, newline="", encoding="utf-8-sig") as file:
         lines = csv.reader(file)
         names = next(lines, [])
-        kept = set(choose(names))
-        wanted = [(at, name) for at, name in enumerate(names) if name in kept]
+        chosen = set(choose(names))
+        columns = [(index, name) for index, name in enumerate(names) if name in chosen]
         step = names.index("step") if "step" in names else -1
         for line in islice(lines, 10_000_000) if "step" in names else ():
-            for at, name in wanted:
-                if at < len(line) and line[at]:
+            for index, name in columns:
+                if index < len(line) and line[index]:
                     with suppress(ValueError, IndexError, OverflowError):
-                        when, value = int(float(line[step])), float(line[at])
-                        steps, values = found.setdefault(name, ([], []))
+                        when, value = int(float(line[step])), float(line[index])
+                        steps, values = curves.setdefault(name, ([], []))
                         steps.append(when)
                         values.append(value)
-    return found
+    return curves
 
 
 def _bytes_in(folder: str) -> int:
