@@ -91,47 +91,43 @@ def recorded_code(environment: dict[str, Any], choice: str, where: str) -> Itera
     root, current = project("reproduce.py"), describe_environment()
     commit, diff = str(environment.get("git_commit") or ""), str(environment.get("git_diff") or "")
     same = bool(commit) and (commit, diff) == (current["git_commit"], current["git_diff"] or "")
-    changed = f" with {len(diff.splitlines())} lines of uncommitted diff" if diff else ""
     if choice == "current" or same:
         state = f"as it is here{', which is what the run recorded' if same else ''}"
         yield Code(root, current["git_commit"], current["git_diff"], state)
         return
     known = len(commit) == 40 and commit.isalnum()
     require(known, f"{where}: its environment.json records no commit, so its code is not known; {CURRENT}")
-    present = current["git_commit"] is not None and _git(root, "cat-file", "-e", f"{commit}^{{commit}}").returncode == 0
-    fetch = "fetch it (git fetch --all)"
-    require(present, f"{where}: its commit {commit[:12]} is not in this repository: {fetch}, or {CURRENT}")
+    _git(f"{where}: git fetch --all may bring its commit", root, "cat-file", "-e", f"{commit}^{{commit}}")
     with files.scratch() as folder:
         tree = folder / "code"
-        checkout = _git(root, "worktree", "add", "--detach", "--quiet", str(tree), commit)
-        require(checkout.returncode == 0, f"{where}: git can't check out its commit: {_reason(checkout)}; {CURRENT}")
+        add = ("worktree", "add", "--detach", "--quiet", str(tree), commit)
+        _git(f"{where}: git can't check out its commit", root, *add)
         try:
             if diff.strip():
-                text = f"{diff}\n".encode(errors="surrogateescape")
-                applied = _git(tree, "apply", "--whitespace=nowarn", "-", given=text)
-                require(applied.returncode == 0, f"{where}: its diff can't be applied: {_reason(applied)}; {CURRENT}")
-            prefix = _git(root, "rev-parse", "--show-prefix").stdout.decode().strip()
+                patch = f"{diff}\n".encode(errors="surrogateescape")
+                _git(f"{where}: its diff can't be applied", tree, "apply", "--whitespace=nowarn", "-", stdin=patch)
+            prefix = _git(where, root, "rev-parse", "--show-prefix").strip()
+            changed = f" with {len(diff.splitlines())} lines of uncommitted diff" if diff else ""
             state = f"commit {commit[:12]}{changed}, as recorded, in a temporary folder"
-            listed = _git(root, "ls-files", "--others", "--exclude-standard", "--", "src", "configs", "train.py")
-            names = [os.fsdecode(name) for name in listed.stdout.splitlines()]
+            others = ("ls-files", "--others", "--exclude-standard", "--", "src", "configs", "train.py")
+            names = _git(where, root, *others).splitlines()
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             what = "is not known to git, so it was recorded nowhere and the run is made without it"
-            notes = (f"{names[0]}{more} {what}",) if names else ()
-            yield Code(tree / prefix, commit, diff, state, notes)
+            yield Code(tree / prefix, commit, diff, state, (f"{names[0]}{more} {what}",) if names else ())
         finally:
-            _git(root, "worktree", "remove", "--force", str(tree))
-            _git(root, "worktree", "prune")
+            _git(f"{tree} is left", root, "worktree", "remove", "--force", str(tree))
+            _git(where, root, "worktree", "prune")
 
 
-def _git(folder: Path, *arguments: str, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+def _git(problem: str, folder: Path, *arguments: str, stdin: bytes | None = None) -> str:
+    """Run git in a folder and return its output; raise UserError with the `problem` if it fails."""
     try:
-        return subprocess.run(["git", *arguments], cwd=folder, input=stdin, capture_output=True)  # noqa: S603, S607
+        done = subprocess.run(["git", *arguments], cwd=folder, input=stdin, capture_output=True)  # noqa: S603, S607
     except OSError as error:
         raise UserError(f"git can't be started, which brings the recorded code back: {CURRENT}") from error
-
-
-def _reason(process: subprocess.CompletedProcess[bytes]) -> str:
-    return (process.stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
+    reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    require(done.returncode == 0, f"{problem}: {reason}; {CURRENT}")
+    return os.fsdecode(done.stdout)
 
 
 # the repetition
@@ -163,8 +159,8 @@ def train(again: RunDir, code: Code, trusted: list[str], recorded: dict[str, Any
     exit_code, _ = run_to_end([str(code.folder / "train.py"), *overrides], env=environment)
     if not again.begun and not again.complete:
         again.remove()
-        raise UserError("The run could not be made once more, as it says above; nothing is left of it.")
-    stopped = f"The run did not come to its end (exit code {exit_code}), as it says above; it lies at {again.path}."
+        raise UserError("The run could not be repeated, for the reason above; nothing is left of it.")
+    stopped = f"The repetition at {again.path} stopped with exit code {exit_code}, for the reason above."
     require(not exit_code and again.complete, stopped)
 
 

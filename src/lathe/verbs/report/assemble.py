@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -110,13 +110,7 @@ def assemble(request: Mapping[str, Any]) -> Report:
     differences = Differences([run for run in runs if run.leaves])
     groups = make_groups(runs, differences, by)
     directions = {metric: direction_of(metric, runs, request["direction"]) for metric in metrics}
-    search: dict[str, Any] | None = None
-    sweeps = {run.file and run.file.parent.parent for run in runs}
-    if len(sweeps) == 1 and (sweep := sweeps.pop()) is not None:  # all runs are jobs of one sweep, perhaps a search
-        with suppress(UserError, OSError):
-            facts = RunDir(sweep).plain("sweep.yaml")
-            options = facts.get("sweep") if isinstance(facts, dict) else None
-            search = options if isinstance(options, dict) and isinstance(options.get("space"), dict) else None
+    search = _search_options(runs)
     baseline = groups[find_baseline(groups, request["baseline"])]
     if search is not None or all(len(group.units) < 2 for group in groups):
         sign = -1 if directions[metrics[0]] == "max" else 1  # best mean first, then no metric, then no complete run
@@ -128,7 +122,7 @@ def assemble(request: Mapping[str, Any]) -> Report:
     for name in columns or ():
         hint = did_you_mean(name, names, f"there are {', '.join(names)}.")
         require(name in [*names, *titles([*groups[0].factors])], f"columns=[{name}]: no table has this column; {hint}")
-    guessed = _doubts(runs, metrics, requested, request["direction"])
+    notes = list(_guesses(runs, metrics, requested, request["direction"]))
     return Report(
         title=", ".join(patterns or []),
         runs=runs,
@@ -139,7 +133,7 @@ def assemble(request: Mapping[str, Any]) -> Report:
         metrics=metrics,
         directions=directions,
         how=Interval(request["interval"], request["confidence"], request["seed"]),
-        notes=[*guessed, *([] if search is None else [_search_note(runs, search, metrics[0])])],
+        notes=notes if search is None else [*notes, _search_note(runs, search, metrics[0])],
         search=search is not None,
         columns=columns,
     )
@@ -188,9 +182,12 @@ def _choose_metrics(runs: Sequence[Run], requested: Sequence[str] | None) -> lis
 
 def _selected_by(runs: Sequence[Run]) -> str | None:
     """Return the metric that selected the best checkpoint of most runs, or that a sweep optimized."""
-    names = [run.leaves.get("objective") or run.result.get("monitor") for run in runs if run.metrics]
-    tally = Counter(name for name in names if isinstance(name, str))
-    return tally.most_common(1)[0][0] if tally else None
+    names = (run.leaves.get("objective") or run.result.get("monitor") for run in runs if run.metrics)
+    return _commonest(name for name in names if isinstance(name, str))
+
+
+def _commonest(values: Iterable[str]) -> str | None:
+    return next((value for value, _ in Counter(values).most_common(1)), None)
 
 
 def direction_of(name: str, runs: Sequence[Run], direction: str | None) -> str:
@@ -198,17 +195,16 @@ def direction_of(name: str, runs: Sequence[Run], direction: str | None) -> str:
     return direction or _recorded(name, runs) or ("min" if lower_is_better(_meant(name, runs)) else "max")
 
 
-def _doubts(
+def _guesses(
     runs: Sequence[Run], metrics: Sequence[str], requested: Sequence[str] | None, direction: str | None
 ) -> Iterator[str]:
     """Yield a note for each metric or direction that was guessed."""
     if not requested and metrics[0] not in _selecting(runs):
         name = _selected_by(runs)
-        reason = "No run says by which metric it chose its best checkpoint"
-        reason = reason if name is None else f"No result has {name}, by which the runs chose their best checkpoint"
-        alternatives = ", ".join([alternative for alternative in available(runs) if alternative != metrics[0]][:5])
-        hint = f"; metric= takes another ({alternatives})" if alternatives else ""
-        yield f"{reason}: the tables are of {metrics[0]}{hint}."
+        named = "" if name is None else f" ({name})"
+        others = ", ".join([other for other in available(runs) if other != metrics[0]][:5])
+        hint = f"; metric= takes another ({others})" if others else ""
+        yield f"No result has the metric that chose the best checkpoints{named}: the tables are of {metrics[0]}{hint}."
     for name in metrics if direction is None else ():
         guess = direction_of(name, runs, None)
         more, opposite = ("higher", "min") if guess == "max" else ("lower", "max")
@@ -230,10 +226,7 @@ def _recorded(name: str, runs: Sequence[Run]) -> str | None:
     if is_cost(name):
         return "min" if lower_is_better(name) else "max"
     monitor = _meant(name, runs)
-    directions = Counter(
-        direction for run in runs if (direction := recorded_direction(run.result, monitor)) is not None
-    )
-    return directions.most_common(1)[0][0] if directions else None
+    return _commonest(filter(None, (recorded_direction(run.result, monitor) for run in runs)))
 
 
 # what makes runs less comparable, and what a search chose
@@ -248,11 +241,7 @@ def counts(runs: Sequence[Run]) -> dict[str, int]:
 
 def left_out(runs: Sequence[Run], waiting: int) -> list[str]:
     """Return a line for each run that is not in the tables, with the reason."""
-    lines = [
-        f"{run.state}: {run.label}" + (f": {run.sentence}" if run.sentence else "")
-        for run in runs
-        if run.state != "complete"
-    ]
+    lines = [": ".join(filter(None, (run.state, run.label, run.sentence))) for run in runs if run.state != "complete"]
     return lines + ([f"{many(waiting, 'job')} of the sweep {_have(waiting)} not begun"] if waiting else [])
 
 
@@ -267,24 +256,22 @@ def _caveats(
             commit, change = run.environment.get("git_commit"), str(run.environment.get("git_diff") or "")
             name = f"{str(commit)[:7] if commit else 'no commit'}{' and changes' if change else ''}"
             commits[printable(name), change] += 1
-    if len(commits) > 1:
-        listed = ", ".join(f"{name}: {count}" for (name, _), count in commits.most_common(5))
-        yield f"The runs are of {len(commits)} states of the code ({listed})."
+    kinds: dict[str, list[tuple[str, int]]] = {
+        "states of the code": [(name, count) for (name, _), count in commits.most_common()]
+    }
     for package in ("lathe", "torch"):
-        packages = (run.environment.get("packages") for run in runs)
-        recorded = [installed.get(package) for installed in packages if isinstance(installed, dict)]
-        versions = Counter(printable(str(version)) for version in recorded if version)
-        if len(versions) > 1:
-            listed = ", ".join(f"{version}: {count}" for version, count in versions.most_common(5))
-            yield f"The runs are of {len(versions)} versions of {package} ({listed})."
+        packages = [run.environment.get("packages") for run in runs]
+        versions = [installed.get(package) for installed in packages if isinstance(installed, dict)]
+        kinds[f"versions of {package}"] = Counter(printable(str(name)) for name in versions if name).most_common()
+    for kind, tally in kinds.items():
+        if len(tally) > 1:
+            listed = ", ".join(f"{name}: {count}" for name, count in tally[:5])
+            yield f"The runs are of {len(tally)} {kind} ({listed})."
     if keys := data_keys(differences.keys):
         yield f"The runs are of different data ({', '.join(keys[:4])}): a difference may be theirs."
     losses = " and ".join(name for name in metrics if without_split(name) == "loss")
     if (keys := loss_keys(differences.keys)) and losses:
-        yield (
-            f"The runs' losses are different functions ({', '.join(keys[:4])}): {losses} of one is no measure of "
-            "another's."
-        )
+        yield f"The runs' losses are different functions ({', '.join(keys[:4])}): {losses} can't be compared."
     machines = {str(run.environment.get("cpu")) for run in runs if run.environment.get("cpu")}
     devices = sorted({shown(run.result.get("devices", ABSENT)) for run in runs})
     hardware = [f"{len(machines)} kinds of machines"] if len(machines) > 1 else []
@@ -302,14 +289,23 @@ def _caveats(
         if missing := len(lacking) - infinite:
             yield f"{missing} of {complete} {_have(missing)} no {metric}."
         if (count := comparisons[metric]) > 1:
-            yield (
-                f"p is of each of {count} comparisons of {metric} alone: one in twenty is below 0.05 where nothing "
-                "differs. p (Holm) and p (BH) are corrected for that."
-            )
+            yield f"p is not corrected for the {count} comparisons of {metric}; p (Holm) and p (BH) are."
 
 
 def _have(count: int) -> str:
     return "has" if count == 1 else "have"
+
+
+def _search_options(runs: Sequence[Run]) -> dict[str, Any] | None:
+    """Return the options of the search that all runs are jobs of, if there is one."""
+    sweeps = {run.file and run.file.parent.parent for run in runs}
+    sweep = sweeps.pop()
+    if sweeps or sweep is None:
+        return None
+    with suppress(UserError, OSError, TypeError, KeyError):  # damaged or another tool's
+        options = RunDir(sweep).plain("sweep.yaml")["sweep"]
+        return dict(options) if isinstance(options["space"], dict) else None
+    return None
 
 
 def _search_note(runs: Sequence[Run], options: Mapping[str, Any], metric: str) -> str:
@@ -317,8 +313,7 @@ def _search_note(runs: Sequence[Run], options: Mapping[str, Any], metric: str) -
     recorded = options.get("objectives")
     names = list(map(str, recorded)) if isinstance(recorded, list) else [_selected_by(runs) or "objective"]
     ways = options.get("directions")
-    ways = [ways] * len(names) if ways in ("max", "min") else ways
-    ways = ways if isinstance(ways, list) and len(ways) == len(names) else [None] * len(names)
+    ways = ways if isinstance(ways, list) else [ways if ways in ("max", "min") else None] * len(names)
     directions = [direction_of(name, runs, direction) for name, direction in zip(names, ways, strict=True)]
     objectives = " and ".join(
         f"{printable(name)} ({'higher' if direction == 'max' else 'lower'} is better)"
@@ -361,7 +356,9 @@ def _objectives(runs: Sequence[Run], count: int) -> dict[Any, list[float]]:
         is_complete = run.job.get("state") == "complete" and len(values) == count
         rows_of.setdefault(_trial(run), []).append(values if is_complete else [math.nan] * count)
     repeats = max(map(len, rows_of.values()), default=0)
-    complete = {
-        trial: rows for trial, rows in rows_of.items() if len(rows) == repeats and not math.isnan(sum(map(sum, rows)))
+    means = {
+        trial: [fmean(column) for column in zip(*rows, strict=True)]
+        for trial, rows in rows_of.items()
+        if len(rows) == repeats
     }
-    return {trial: [fmean(column) for column in zip(*rows, strict=True)] for trial, rows in complete.items()}
+    return {trial: values for trial, values in means.items() if not math.isnan(sum(values))}

@@ -3,7 +3,7 @@
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -14,7 +14,7 @@ from lathe.config.override_parsing import key_of, short_names, value_of
 from lathe.config.values import shown
 from lathe.errors import UserError, did_you_mean, require
 from lathe.runs.rundir import NOT_THE_EXPERIMENT
-from lathe.verbs.runs.reader import SEEDS, Run, finite, many, printable
+from lathe.verbs.runs.reader import SEEDS, Run, finite, printable
 
 ABSENT = "absent"  # the value of a key that a run lacks
 # keys that change a run's name, directory or output, but no result
@@ -74,11 +74,6 @@ def titles(keys: Sequence[str]) -> list[str]:
     """Return the keys' short names; `loss` for `task.loss._target_`."""
     parts = [key.removesuffix("._target_") for key in keys]
     return short_names([part if part not in keys else key for part, key in zip(parts, keys, strict=True)])
-
-
-def label(texts: Mapping[str, str]) -> str:
-    """Return a group's name as overrides."""
-    return ", ".join(f"{key}={text}" for key, text in texts.items()) or "all runs"
 
 
 def below(key: str, names: Iterable[str]) -> bool:
@@ -178,11 +173,8 @@ class Differences:
             choices = Factor(group, tuple(values[-1].strip("'\"") if values else default for values in chosen))
             classes = [factor for factor in own if factor.key.endswith("_target_")]
             follows = None not in choices.values and not self._splits([*self._found.values()], choices)
-            if (
-                follows
-                and len(set(choices.values)) > 1
-                and not any(self._splits([choices], factor) for factor in classes)
-            ):
+            differs = len(set(choices.values)) > 1
+            if follows and differs and not any(self._splits([choices], factor) for factor in classes):
                 result.append(choices)
         return result
 
@@ -306,7 +298,8 @@ class Group:
 
     @cached_property
     def label(self) -> str:
-        return label(self.texts)
+        """Its factors as overrides."""
+        return ", ".join(f"{key}={text}" for key, text in self.texts.items()) or "all runs"
 
     def spellings(self, key: str) -> tuple[str, str]:
         """Return a value with the short and with the whole name of a class."""
@@ -340,12 +333,11 @@ class Group:
     @property
     def commands(self) -> list[str]:
         """The commands that repeat it, one for each configuration."""
-        units = self.units or {(at,): run for at, run in enumerate(self.runs[:1])}
         configurations: dict[Unit, list[Run]] = {}
-        for unit, run in units.items():
+        for unit, run in self.units.items():
             configurations.setdefault(unit[len(SEEDS) :], []).append(run)
         commands = []
-        for runs in configurations.values():
+        for runs in configurations.values() or [self.runs[:1]]:
             seeds = {code(run.seed): run.seed for run in runs}.values()
             folds = {code(run.fold): run.fold for run in runs}.values()
             commands.append(runs[0].command(sorted(seeds, key=_rank), sorted(folds, key=_rank)))
@@ -374,31 +366,11 @@ def make_groups(runs: Sequence[Run], differences: Differences, by: Sequence[str]
     factors = differences.factors if by is None else differences.chosen(by)
     others = [] if by is None else differences.others(factors)
     confounders = [] if by is None else differences.confounders(factors)
-    by_key: dict[tuple[str, ...], Group] = {}
-    mixed: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # for each key of `others`, the values in a group by code
-    for index, run in enumerate(differences.runs):
-        key = tuple(factor.codes[index] for factor in factors)
-        if key not in by_key:
-            mixed[key] = [{} for _ in others]
-            by_key[key] = Group(
-                {factor.key: factor.values[index] for factor in factors},
-                {factor.key: factor.brief(factor.values[index]) for factor in factors},
-                mixed=tuple(factor.key for factor in others),
-                confounders={factor.key: factor.brief(factor.values[index]) for factor in confounders},
-            )
-        group = by_key[key]
-        group.runs.append(run)
-        for factor, values in zip(others, mixed[key], strict=True):
-            values[factor.codes[index]] = factor.values[index]
-        if run.state == "complete":
-            unit = (code(run.seed), code(run.fold), *(factor.codes[index] for factor in others))
-            older = group.units.pop(unit, None)
-            if older is not None:
-                group.marks.append(f"{older.label}: {run.label} is newer and of the same seed, and counts alone")
-            group.units[unit] = run
-    for key, group in by_key.items():
-        group.marks += _mixed(group, others, mixed[key])
-    groups = sorted(by_key.values(), key=lambda group: tuple(map(_rank, group.factors.values())))
+    members: dict[tuple[str, ...], list[int]] = {}  # the indices of runs with equal factors
+    for index in range(len(differences.runs)):
+        members.setdefault(tuple(factor.codes[index] for factor in factors), []).append(index)
+    groups = [_make_group(differences.runs, indices, factors, others, confounders) for indices in members.values()]
+    groups.sort(key=lambda group: tuple(map(_rank, group.factors.values())))
     for run in (run for run in runs if not run.leaves):
         overrides = {key_of(word): without_noise(value_of(word)) for word in run.overrides}
         for group in groups:
@@ -410,21 +382,39 @@ def make_groups(runs: Sequence[Run], differences: Differences, by: Sequence[str]
     return groups
 
 
-def _mixed(group: Group, others: Sequence[Factor], values: Sequence[dict[str, Any]]) -> list[str]:
-    """Return caveats of a group with several configurations, and on its intervals."""
-    caveats = [
-        f"mixes {factor.key} ({', '.join(value_text(factor.brief(value)) for value in list(by_code.values())[:5])})"
-        for factor, by_code in zip(others, values, strict=True)
-        if len(by_code) > 1
-    ]
-    count, configurations = len(group.units), len({unit[len(SEEDS) :] for unit in group.units})
-    if configurations < 2:
-        return caveats
-    shared = ", and take runs of one configuration or seed for independent" if configurations < count else ""
-    caveat = (
-        f"its {count} runs are of {configurations} configurations: intervals and p are not over seeds alone{shared}"
+def _make_group(
+    runs: Sequence[Run],
+    indices: Sequence[int],
+    factors: Sequence[Factor],
+    others: Sequence[Factor],
+    confounders: Sequence[Factor],
+) -> Group:
+    """Return the group of the runs at `indices`, which have equal `factors`."""
+    first = indices[0]
+    group = Group(
+        {factor.key: factor.values[first] for factor in factors},
+        {factor.key: factor.brief(factor.values[first]) for factor in factors},
+        [runs[index] for index in indices],
+        mixed=tuple(factor.key for factor in others),
+        confounders={factor.key: factor.brief(factor.values[first]) for factor in confounders},
     )
-    return [*caveats, caveat]
+    for index, run in zip(indices, group.runs, strict=True):
+        if run.state == "complete":
+            unit = (code(run.seed), code(run.fold), *(factor.codes[index] for factor in others))
+            older = group.units.pop(unit, None)
+            if older is not None:
+                group.marks.append(f"{older.label}: {run.label} is newer and of the same seed, and counts alone")
+            group.units[unit] = run
+    for factor in others:
+        values = {factor.codes[index]: factor.brief(factor.values[index]) for index in indices}
+        if len(values) > 1:
+            group.marks.append(f"mixes {factor.key} ({', '.join(map(value_text, list(values.values())[:5]))})")
+    count, configurations = len(group.units), len({unit[len(SEEDS) :] for unit in group.units})
+    if configurations > 1:
+        shared = ", and take runs of one configuration or seed for independent" if configurations < count else ""
+        runs_of = f"its {count} runs are of {configurations} configurations"
+        group.marks.append(f"{runs_of}: intervals and p are not over seeds alone{shared}")
+    return group
 
 
 def find_baseline(groups: Sequence[Group], baseline: Any) -> int:
@@ -440,8 +430,10 @@ def find_baseline(groups: Sequence[Group], baseline: Any) -> int:
             for group in groups:
                 tally[code(group.factors[key])] += len(group.units)
             common[key] = max(tally, key=lambda value: (tally[value], -value.count(",")))
-        like = [sum(common[key] == code(value) for key, value in group.factors.items()) for group in groups]
-        ranks = [(bool(group.units), count) for group, count in zip(groups, like, strict=True)]
+        ranks = [
+            (bool(group.units), sum(common[key] == code(value) for key, value in group.factors.items()))
+            for group in groups
+        ]
         return ranks.index(max(ranks))
     text = baseline if isinstance(baseline, str) else value_text(baseline)
     labels = [group.label for group in groups]
@@ -487,11 +479,9 @@ def make_pairs(groups: Sequence[Group], baseline: int, metric: str, direction: s
         if mine and theirs:
             says = [_conclusion(test, direction) if shared else _unpaired(group, list(mine), list(theirs))]
             if shared and (group.mixed or not len(shared) == len(mine) == len(theirs)):
-                says.append(
-                    f"pairs are alike in {', '.join(['seed and fold', *group.mixed])}: {len(shared)} of "
-                    f"{many(len(mine), 'run')} here and {len(shared)} of {len(theirs)} of the baseline are in the "
-                    "difference"
-                )
+                keys = ", ".join(["seed and fold", *group.mixed])
+                counts = f"{len(shared)} of {len(mine)} runs here and of {len(theirs)} of the baseline"
+                says.append(f"pairs are equal in {keys}: {counts} are in the difference")
             others = groups[baseline].confounders
             unlike = [
                 f"{key} ({value_text(value)} against {value_text(others[key])})"
@@ -527,7 +517,5 @@ def _unpaired(group: Group, mine: Sequence[Unit], theirs: Sequence[Unit]) -> str
     """Return the reason why two groups have no units in common."""
     if not {unit[: len(SEEDS)] for unit in mine} & {unit[: len(SEEDS)] for unit in theirs}:
         return "no seed and fold in common: nothing to pair; run both with the same seeds"
-    return (
-        f"the same seeds, but {' and '.join(group.mixed)} mixed in the groups and never alike on both sides: nothing "
-        f"to pair; group by it as well, by=[{','.join([*group.factors, *group.mixed])}]"
-    )
+    keys = ",".join([*group.factors, *group.mixed])
+    return f"nothing to pair: {' and '.join(group.mixed)} never equal on both sides; group by it too, by=[{keys}]"

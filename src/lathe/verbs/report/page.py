@@ -27,7 +27,7 @@ from lathe.config.metric_names import cost_of, is_curve, split_of, without_split
 from lathe.html_page import style_sheet
 from lathe.verbs.report.assemble import Report, available, counts, left_out
 from lathe.verbs.report.groups import ABSENT, Group, code
-from lathe.verbs.runs.reader import Curve, Run, finite, is_number
+from lathe.verbs.runs.reader import Curve, Run, finite, is_number, spread
 
 MOST = 8  # curves of a run whose metric names have no split
 # Plotly sets style attributes, which can't be hashed; styles can't load anything here
@@ -132,7 +132,7 @@ def curves(run: Run) -> dict[str, Curve]:
     result = {}
     for name, curve in run.curves(_drawn).items():
         points = [(step, value) for step, value in zip(*curve, strict=True) if math.isfinite(value)]
-        thinned = [points[at] for at in _kept(len(points), POINTS)]
+        thinned = [points[at] for at in spread(len(points), POINTS)]
         if thinned:
             result[name] = ([step for step, _ in thinned], [value for _, value in thinned])
     return result
@@ -145,13 +145,6 @@ def _drawn(names: Sequence[str]) -> list[str]:
         name for name in names if splits[name] == "val" or (splits[name] == "train" and without_split(name) in losses)
     ]
     return usual or [name for name in names if is_curve(name)][:MOST]
-
-
-def _kept(length: int, most: int) -> list[int]:
-    """Return the indices of at most `most` of `length` points, evenly spaced, with both ends."""
-    if length <= most:
-        return list(range(length))
-    return sorted({round(i * (length - 1) / (most - 1)) for i in range(most)})
 
 
 def importance(data: dict[str, Any]) -> dict[str, Any]:
@@ -208,7 +201,7 @@ def with_short_curves(data: dict[str, Any]) -> dict[str, Any]:
     for run in data["runs"]:
         curves = {}
         for name, (xs, ys) in run["curves"].items():
-            if kept_points := _kept(len(xs), points):
+            if kept_points := spread(len(xs), points):
                 axis = steps.setdefault(tuple(xs[i] for i in kept_points), len(steps))
                 curves[name] = [
                     axis,

@@ -30,6 +30,7 @@ from lathe.verbs.runs.reader import (
     Run,
     age_text,
     check_output,
+    differences,
     differing_environments,
     find_runs,
     is_number,
@@ -37,9 +38,11 @@ from lathe.verbs.runs.reader import (
     printable,
     read_curves,
     size_text,
+    spread,
     table_lines,
 )
 
+ONE_OF = ("compare", "archive", "delete")
 SELECT = ("the list", "tag", "archive", "delete")
 # options: the default in configs/runs.yaml, and the actions that use it
 OPTIONS: dict[str, tuple[Any, tuple[str, ...]]] = {
@@ -73,16 +76,14 @@ LISTED = tuple(state for state in STATES if state != "gone")  # a `gone` run has
 
 def runs(request: dict[str, Any]) -> None:
     """List runs, or compare, tag, archive or delete them; raise UserError before anything is changed."""
-    values = {"tag": request["tag"] or request["untag"]} | {
-        key: request[key] for key in ("compare", "archive", "delete")
-    }
-    requested = [name for name, value in values.items() if value]
+    actions = {"tag": request["tag"] or request["untag"], **{key: request[key] for key in ONE_OF}}
+    requested = [name for name, value in actions.items() if value]
     require(len(requested) < 2, f"{' and '.join(requested)} are one thing each: give one of them at a time.")
     action = requested[0] if requested else "the list"
     refuse(
-        f"{key}={shown(request[key])} is for {' and '.join(actions)}, and {action} does not use it: leave it out."
-        for key, (default, actions) in OPTIONS.items()
-        if request[key] != default and action not in actions
+        f"{key}={shown(request[key])} is for {' and '.join(users)}, and {action} does not use it: leave it out."
+        for key, (default, users) in OPTIONS.items()
+        if request[key] != default and action not in users
     )
     suffixes = (".json",) if action == "compare" else (".csv", ".json")
     collect_errors(
@@ -98,24 +99,20 @@ def runs(request: dict[str, Any]) -> None:
         return
     log_dir = Path(request["paths"]["log_dir"]).resolve()
     all_runs = find_runs(request["runs"], log_dir)
-    gone = sum(run.path is None and run.state == "gone" for run in all_runs) if request["runs"] else 0
+    jobs = Counter(run.state for run in all_runs if run.path is None)
     all_runs = [run for run in all_runs if run.path is not None or run.state not in ("waiting", "gone")]
-    if action == "the list":
-        collect_errors(
-            *(lambda condition=condition: choose(all_runs, [condition], None) for condition in request["where"]),
-            *(lambda key=key: check_key(all_runs, key, f"columns=[{key}]") for key in request["columns"] or ()),
-            lambda: order(all_runs, request["sort"]),
-        )
-        show_list(request, choose(all_runs, request["where"], request["since"]))
-        if gone:
-            print(f"{many(gone, 'job')} of the sweep besides: the run directory was moved or removed.")
-        return
     selected = choose(all_runs, request["where"], request["since"])
-    require(
-        bool(request["runs"] or request["where"] or request["since"]) or request["delete"] in ("unfinished", "failed"),
-        f"{action} would be for every run below {request['paths']['log_dir']}: say for which, by runs=..., "
-        "where=[...] or since=...",
-    )
+    if action == "the list":
+        for key in request["columns"] or ():
+            check_key(all_runs, key, f"columns=[{key}]")
+        show_list(request, selected)
+        if request["runs"] and jobs["gone"]:
+            print(f"{many(jobs['gone'], 'job')} of the sweep besides: the run directory was moved or removed.")
+        return
+    is_limited = any(request[key] for key in ("runs", "where", "since"))
+    is_limited |= request["delete"] in ("unfinished", "failed")
+    every = f"every run below {request['paths']['log_dir']}"
+    require(is_limited, f"{action} would be for {every}: add runs=..., where=[...] or since=...")
     if not selected:
         print("No run is chosen by these words: nothing was changed.")
     elif action == "tag":
@@ -214,10 +211,10 @@ def write_rows(output: str, rows: Any) -> None:
         text = json.dumps(rows, indent=2) + "\n"
     else:
         head = list(rows[0]) if rows else ["run"]
-        flat = [
-            [" ".join(map(str, value)) if isinstance(value, list) else value for value in row.values()] for row in rows
-        ]
-        text = files.csv_text(head, flat)
+        cells = (row.values() for row in rows)
+        text = files.csv_text(
+            head, [[" ".join(map(str, x)) if isinstance(x, list) else x for x in row] for row in cells]
+        )
     files.write_atomically(files.followed(Path(output)), text)
 
 
@@ -275,7 +272,7 @@ def choose(runs: Sequence[Run], where: Sequence[str], since: str | None) -> list
 
 
 def check_key(runs: Sequence[Run], key: str, option: str) -> None:
-    """Raise UserError, with `said` as its beginning, if no run has `key`."""
+    """Raise UserError, which begins with `option`, if no run has `key`."""
     if runs and all(run.value(key) is None for run in runs):
         known = set().union(*(run.keys() for run in runs))
         hint = did_you_mean(key, known, "python scripts/runs.py compare=[<run>,<run>] prints what two runs have.")
@@ -305,9 +302,7 @@ def begun_since(since: str) -> datetime:
             return datetime.now(UTC) - timedelta(**{UNITS[age[2]]: float(age[1])})
         return datetime.fromisoformat(since.strip()).astimezone()
     except (ValueError, OverflowError) as error:
-        raise UserError(
-            f"since={since}: expected a date such as 2026-11-20 or 2026-11-20T18:00, or an age such as 7d, 12h or 30m."
-        ) from error
+        raise UserError(f"since={since}: expected a date such as 2026-11-20 or an age such as 7d or 12h.") from error
 
 
 def _read(text: str) -> Any:
@@ -375,17 +370,13 @@ def delete(runs: Sequence[Run], log_dir: Path, state: str, sure: bool) -> None:
         return
     refuse([*_not_changeable(gone, log_dir), *_needed(gone, log_dir)])
     for run in gone[:NAMED]:
-        assert run.path is not None
-        age = age_text(seconds_since_write(run.path))
-        print(
-            printable(f"{run.where}  {size_text(run.size)}  last written {age} ago  {' '.join(run.overrides)}").rstrip()
-        )
+        age = age_text(seconds_since_write(run.directory.path))
+        print(printable(f"{run.where}  {size_text(run.size)}  written {age} ago  {' '.join(run.overrides)}"))
     if len(gone) > NAMED:
         print(f"and {len(gone) - NAMED} more")
     if not sure:
         what = f"{many(len(gone), f'{state} run')}, {size_text(sum(run.size for run in gone))}"
-        terminal = sys.stdin.isatty()
-        require(terminal, f"delete={state} asks before it removes {what}, without a terminal: add yes=true.")
+        require(sys.stdin.isatty(), f"delete={state} asks before it removes {what}, without a terminal: add yes=true.")
         require(input(f"Remove {what}? [y/N] ").strip().lower() in ("y", "yes"), "nothing was removed.")
     count = sum(_delete(run, state) for run in gone)
     _mend_latest(log_dir)
@@ -414,9 +405,8 @@ def unreadable(runs: Sequence[Run]) -> str | None:
     """Return a message that names runs which can't be read; None if there are none."""
     errors = [run.status.unread.rstrip(".") for run in runs if run.status.unread is not None]
     more = f"; and {len(errors) - NAMED} more" if len(errors) > NAMED else ""
-    return (
-        printable(f"{many(len(errors), 'run')} can't be read: {'; '.join(errors[:NAMED])}{more}.") if errors else None
-    )
+    message = f"{many(len(errors), 'run')} can't be read: {'; '.join(errors[:NAMED])}{more}."
+    return printable(message) if errors else None
 
 
 def _not_changeable(runs: Sequence[Run], log_dir: Path) -> Iterator[str]:
@@ -425,10 +415,7 @@ def _not_changeable(runs: Sequence[Run], log_dir: Path) -> Iterator[str]:
         if run.path is None:
             yield f"{run.where} is a job without a run directory: add where=[state!={run.state}]."
         elif not run.path.is_relative_to(log_dir):
-            yield (
-                f"{run.where} is not below paths.log_dir={log_dir}, and nothing else is changed: say where it lies, "
-                f"paths.log_dir={run.path.parent.parent}."
-            )
+            yield f"{run.where} is not below paths.log_dir={log_dir}: set paths.log_dir={run.path.parent.parent}."
         elif run.state == "running" or run.busy:
             yield f"{run.where} is running: leave it out (where=[state!=running]), or wait for its end."
 
@@ -470,11 +457,9 @@ def compare(paths: Sequence[str], columns: Sequence[str] | None, points: int) ->
     """
     runs = [open_run(path, "compare", look=True) for path in paths]
     require(runs[0].path != runs[1].path, f"compare=[{paths[0]},{paths[1]}]: both are {runs[0].path}; give two runs.")
-    a, b = (flatten(run.plain("config.yaml")) for run in runs)
-    pairs = {key: (a.get(key, "absent"), b.get(key, "absent")) for key in sorted(a | b)}
-    configuration = {
-        key: pair for key, pair in pairs.items() if pair[0] != pair[1] and key.split(".")[0] not in NOT_COMPARED
-    }
+    configs = (flatten(run.plain("config.yaml")) for run in runs)
+    pairs = differences(*configs)
+    configuration = {key: pairs[key] for key in sorted(pairs) if key.split(".")[0] not in NOT_COMPARED}
     typed = [run.overrides if (run.path / "overrides.yaml").is_file() else [] for run in runs]
     result_a, result_b = (run.result if run.complete else {} for run in runs)
     metrics = {key: (result_a.get(key), result_b.get(key)) for key in sorted(result_a | result_b)}
@@ -490,7 +475,7 @@ def compare(paths: Sequence[str], columns: Sequence[str] | None, points: int) ->
         apart |= dict.fromkeys(LOSSES, f"different {', '.join(keys)}")
     return {
         "runs": [str(run.path) for run in runs],
-        "typed": [[path for path in overrides if not all(path in other for other in typed)] for overrides in typed],
+        "typed": [[word for word in overrides if not all(word in other for other in typed)] for overrides in typed],
         "complete": [run.complete for run in runs],
         "configuration": configuration,
         "environment": differing_environments(*(run.environment for run in runs)),
@@ -507,10 +492,9 @@ def common_points(a: Path, b: Path, points: int) -> dict[str, list[tuple[int, fl
     result = {}
     for name in mine:
         steps = sorted(mine[name].keys() & theirs.get(name, {}).keys())
-        if len(steps) > points:
-            steps = sorted({steps[round(i * (len(steps) - 1) / max(1, points - 1))] for i in range(points)})
         if steps:
-            result[name] = [(step, mine[name][step], theirs[name][step]) for step in steps]
+            chosen = [steps[index] for index in spread(len(steps), points)]
+            result[name] = [(step, mine[name][step], theirs[name][step]) for step in chosen]
     return result
 
 

@@ -80,9 +80,7 @@ class OtherRun(Run):
     def label(self) -> str:
         return self._label
 
-    @property
-    def name(self) -> str:
-        return self._label
+    name = label
 
     def curves(self, choose: Callable[[Sequence[str]], Sequence[str]]) -> dict[str, Curve]:
         return {name: self.record.curves[name] for name in choose(list(self.record.curves))}

@@ -242,9 +242,8 @@ def find_runs(named: str | Sequence[str] | None, log_dir: Path | None = None) ->
         for pattern in patterns:
             for folder in paths_of(pattern):
                 below = list(runs_below(folder))
-                each = "(each has a config.yaml and an environment.json)"
-                hint = f"it has no run directory {each}; logs/<name> holds the runs of a name."
-                require(bool(below) or is_sweep(folder), f"runs={pattern}: {hint}")
+                hint = "name logs/<name> or a run directory, which has a config.yaml and an environment.json."
+                require(bool(below) or is_sweep(folder), f"runs={pattern}: it has no run directory; {hint}")
                 entries += below
     by_path: dict[Path, RunEntry] = {}
     for entry in entries:
@@ -269,33 +268,36 @@ def paths_of(pattern: str) -> list[Path]:
         paths = [Path(pattern)] if os.path.exists(pattern) else [Path(path) for path in sorted(glob.glob(pattern))]
     except (OSError, ValueError):  # too long, or with a null byte
         paths = []
-    hint = "name a run directory, logs/<name> or a sweep's directory below logs/sweeps."
     short = pattern[:200]
-    require(bool(paths), f"runs={short}: there is no such folder; {suggest_folder(Path(short.split('*')[0]), hint)}")
+    hint = suggest_folder(Path(short.split("*")[0]), "name a run directory, logs/<name> or a sweep's directory.")
+    require(bool(paths), f"runs={short}: there is no such folder; {hint}")
     return paths
 
 
-Curve = tuple[list[int], list[float]]
+Curve = tuple[list[int], list[float]]  # steps and values
 
 
 def read_curves(path: Path, choose: Callable[[Sequence[str]], Sequence[str]]) -> dict[str, Curve]:
     """Return the columns of a metrics.csv that `choose` takes: its numbers, up to a line that can't be read."""
     curves: dict[str, Curve] = {}
     with suppress(OSError, UnicodeDecodeError, csv.Error), open_plain(path, newline="", encoding="utf-8-sig") as file:
-        lines = csv.reader(file)
-        names = next(lines, [])
-        chosen = set(choose(names))
-        columns = [(index, name) for index, name in enumerate(names) if name in chosen]
-        step = names.index("step") if "step" in names else -1
-        for line in islice(lines, 10_000_000) if "step" in names else ():
-            for index, name in columns:
-                if index < len(line) and line[index]:
-                    with suppress(ValueError, IndexError, OverflowError):
-                        when, value = int(float(line[step])), float(line[index])
-                        steps, values = curves.setdefault(name, ([], []))
-                        steps.append(when)
-                        values.append(value)
+        rows = csv.DictReader(file)
+        names = choose(rows.fieldnames or [])
+        for row in islice(rows, 10_000_000):
+            for name in filter(row.get, names):
+                with suppress(KeyError, TypeError, ValueError, OverflowError):
+                    step, value = int(float(row["step"])), float(row[name])
+                    steps, values = curves.setdefault(name, ([], []))
+                    steps.append(step)
+                    values.append(value)
     return curves
+
+
+def spread(length: int, most: int) -> list[int]:
+    """Return the indices of at most `most` of `length` points, evenly spaced, with both ends."""
+    if length <= most:
+        return list(range(length))
+    return sorted({round(i * (length - 1) / max(1, most - 1)) for i in range(most)})
 
 
 def _bytes_in(folder: str) -> int:
@@ -310,8 +312,12 @@ def _bytes_in(folder: str) -> int:
 
 def differing_environments(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Return the differing entries of two environment.json by name; a diff is given by length and SHA-256."""
-    mine, theirs = map(dict, map(_facts, (a, b)))
-    pairs = {key: (mine.get(key, "absent"), theirs.get(key, "absent")) for key in mine | theirs}
+    return differences(dict(_facts(a)), dict(_facts(b)))
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return both values of each key at which they differ; "absent" for a key that one lacks."""
+    pairs = {key: (a.get(key, "absent"), b.get(key, "absent")) for key in {**a, **b}}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
@@ -350,17 +356,17 @@ def many(count: int, noun: str) -> str:
 
 def size_text(count: float) -> str:
     """Format bytes with decimal units."""
-    power = next((power for power in range(len(UNITS) - 1) if count < 1000 ** (power + 1)), len(UNITS) - 1)
-    scaled = count / 1000**power
-    return f"{scaled:.0f} {UNITS[power]}" if power == 0 or scaled >= 100 else f"{scaled:.1f} {UNITS[power]}"
+    unit, *larger = UNITS
+    while count >= 1000 and larger:
+        count, unit = count / 1000, larger.pop(0)
+    return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
 
 
 def age_text(seconds: float) -> str:
     """Format a time in the largest unit that it holds twice."""
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
+    units = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
+    unit, length = next((pair for pair in units if seconds >= 2 * pair[1]), units[-1])
+    return f"{seconds / length:.0f} {unit}"
 
 
 def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool] | None = None) -> list[str]:
