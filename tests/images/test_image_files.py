@@ -39,10 +39,8 @@ def test_images_are_read_batch_by_batch(tmp_path: Path, monkeypatch: pytest.Monk
         return original(*args)
 
     monkeypatch.setattr("lathe.images.read_picture", counted)
-    found = []
-    for batch in Images(find_images(folder, 1), (8, 8), False, 4):
-        found.append((len(batch), read))
-    assert found == [(4, 5), (4, 9), (2, 10)]
+    batches = Images(find_images(folder, 1), (8, 8), False, 4)
+    assert [(len(batch), read) for batch in batches] == [(4, 5), (4, 9), (2, 10)]
 
 
 def test_nets_for_any_size_get_batches_of_one_size(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import io
 import json
 import math
-from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +27,14 @@ def report(folder: Path, **asked: Any) -> Report:
     return assemble({"runs": str(folder), **REQUEST, **asked})
 
 
-def write(
-    folder: Path, words: Sequence[str], values: Sequence[float | None], seeds: Sequence[int], at: int = 0
-) -> None:
-    for number, (value, seed) in enumerate(zip(values, seeds, strict=True)):
-        write_run(folder, at + number, value, words, seed)
-
-
-def labels(told: Report) -> list[str]:
-    return [group.label for group in told.groups]
+def labels(found: Report) -> list[str]:
+    return [group.label for group in found.groups]
 
 
 def test_five_seeds_of_two_widths(tmp_path: Path) -> None:
     """test_report.py has the numbers."""
-    write(tmp_path, ["model.net.width=4"], (0.80, 0.81, 0.82, 0.83, 0.84), range(1, 6))
-    write(tmp_path, ["model.net.width=8"], (0.91, 0.90, 0.93, 0.95, 0.96), range(1, 6), at=10)
+    for at, value in enumerate((0.80, 0.81, 0.82, 0.83, 0.84, 0.91, 0.90, 0.93, 0.95, 0.96)):
+        write_run(tmp_path, at, value, [f"model.net.width={4 + at // 5 * 4}"], at % 5)
     told = report(tmp_path)
     assert (told.metrics, told.directions, told.marks) == (["test/accuracy"], {"test/accuracy": "max"}, [])
     assert [group.best("test/accuracy", "max") for group in told.groups] == [0.84, 0.96]
@@ -50,9 +43,8 @@ def test_five_seeds_of_two_widths(tmp_path: Path) -> None:
 
 
 def test_only_equal_seeds_and_folds_are_paired(tmp_path: Path) -> None:
-    for at, (width, seed, fold, value) in enumerate(
-        [(4, 1, 0, 0.5), (4, 1, 1, 0.6), (4, 2, 0, 0.7), (8, 1, 0, 0.6), (8, 1, 1, 0.8), (8, 3, 0, 0.1)]
-    ):
+    runs = [(4, 1, 0, 0.5), (4, 1, 1, 0.6), (4, 2, 0, 0.7), (8, 1, 0, 0.6), (8, 1, 1, 0.8), (8, 3, 0, 0.1)]
+    for at, (width, seed, fold, value) in enumerate(runs):
         write_run(tmp_path, at, value, [f"model.net.width={width}", "data.folds=2", f"data.fold={fold}"], seed)
     told = report(tmp_path)
     assert told.factors == ["model.net.width"]
@@ -82,10 +74,9 @@ def test_choices_of_groups_are_told_by_their_words(tmp_path: Path) -> None:
 
 
 def test_by_chooses_the_factors_and_says_what_is_mixed(tmp_path: Path) -> None:
-    at = 0
-    for width, rate, seed in [(w, r, s) for w in (4, 8) for r in (0.1, 0.2) for s in (1, 2)]:
+    for at, (width, rate, seed) in enumerate(product((4, 8), (0.1, 0.2), (1, 2))):
         words = [f"model.net.width={width}", f"optimizer.lr={rate}"]
-        write_run(tmp_path, at := at + 1, width / 10 + rate + seed / 1000 * width, words, seed)
+        write_run(tmp_path, at, width / 10 + rate + seed / 1000 * width, words, seed)
     told = report(tmp_path, by="model.net.width")
     assert labels(told) == ["model.net.width=4", "model.net.width=8"]
     assert told.groups[0].marks[0] == "mixes optimizer.lr (0.1, 0.2)"
@@ -97,7 +88,8 @@ def test_by_chooses_the_factors_and_says_what_is_mixed(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_repeated_counts_once(tmp_path: Path) -> None:
-    write(tmp_path, [], [0.5, 0.6, 0.9], [1, 2, 1])
+    for at, (value, seed) in enumerate(((0.5, 1), (0.6, 2), (0.9, 1))):
+        write_run(tmp_path, at, value, seed=seed)
     told = report(tmp_path)
     (group,) = told.groups
     assert sorted(group.values("test/accuracy").values()) == [0.6, 0.9]
@@ -146,7 +138,7 @@ def test_losses_that_are_different_functions_are_marked(tmp_path: Path) -> None:
 
 def test_what_differs_beside_the_key_is_told_with_the_difference(tmp_path: Path) -> None:
     """A has width 4 and rate 0.1, B width 8 and rate 0.2: width by itself does not explain the difference."""
-    for at, (width, rate, seed) in enumerate((w, r, s) for w, r in ((4, 0.1), (8, 0.2)) for s in (1, 2, 3)):
+    for at, ((width, rate), seed) in enumerate(product(((4, 0.1), (8, 0.2)), (1, 2, 3))):
         words = [f"model.net.width={width}", f"optimizer.lr={rate}"]
         write_run(tmp_path, at, width / 10 + seed / 1000 * width, words, seed)
     told = report(tmp_path, by="model.net.width")
@@ -191,28 +183,22 @@ def searched(folder: Path, jobs: list[dict[str, Any]], **options: Any) -> Path:
     return sweep
 
 
-@pytest.fixture
-def search(tmp_path: Path) -> Path:
+def test_the_best_trial_is_the_first_row_and_is_named_with_its_objective(tmp_path: Path) -> None:
     """Four trials: the middle one is the best of val/accuracy, the last was pruned; the rate 0.3 with noise."""
     jobs = []
     for number, (rate, value) in enumerate([(0.1, 0.5), (0.1 + 0.2, 0.9), (0.5, 0.7), (0.2, None)]):
         run = write_run(tmp_path, number, value, [f"optimizer.lr={rate}"])
         state = {"state": "pruned"} if value is None else {"values": [value + 0.01]}
         jobs.append({"run_dir": str(run), "overrides": [f"optimizer.lr={rate}"], **state})
-    return searched(tmp_path, jobs)
-
-
-def test_the_best_trial_is_the_first_row_and_is_named_with_its_objective(search: Path) -> None:
-    told = report(search)
+    told = report(searched(tmp_path, jobs))
     assert [group.label for group in told.listed] == ["optimizer.lr=0.3", "optimizer.lr=0.5", "optimizer.lr=0.1"]
     assert told.groups[-1].label == "optimizer.lr=0.2"  # which has no complete run
     assert told.baseline == 0
     assert "4 groups over seeds and folds, 1 of them without a complete run" in headline(told)
     assert "of 3 complete trials it chose 1, 0.91: optimizer.lr=0.3" in told.marks[0]
     assert told.marks[1].startswith("Each row is one run, so nothing here is evidence of a difference")
-    assert [cell.name for cell in table(told, "test/accuracy")[0]] == [
-        *("optimizer.lr", "n", "mean", "difference", "seconds", "parameters")
-    ]
+    columns = ["optimizer.lr", "n", "mean", "difference", "seconds", "parameters"]
+    assert [cell.name for cell in table(told, "test/accuracy")[0]] == columns
     console = Console(file=io.StringIO(), width=200)
     show(told, console)
     for text in (markdown(told), latex(told), console.file.getvalue()):  # type: ignore[attr-defined]
@@ -222,14 +208,12 @@ def test_the_best_trial_is_the_first_row_and_is_named_with_its_objective(search:
 
 def test_a_search_of_several_runs_each_goes_by_their_mean_and_by_its_own_direction(tmp_path: Path) -> None:
     jobs = []
-    for number, (trial, rate, seed, value) in enumerate(
-        [(0, 0.1, 1, 0.2), (0, 0.1, 2, 0.4), (1, 0.2, 1, 0.1), (1, 0.2, 2, 0.9), (2, 0.4, 1, 0.0)]
-    ):
+    runs = [(0, 0.1, 1, 0.2), (0, 0.1, 2, 0.4), (1, 0.2, 1, 0.1), (1, 0.2, 2, 0.9), (2, 0.4, 1, 0.0)]
+    for number, (trial, rate, seed, value) in enumerate(runs):
         words = [f"optimizer.lr={rate}", f"seed={seed}"]
         run = write_run(tmp_path, number, 0.5 + rate, words[:1], seed)
         jobs.append({"run_dir": str(run), "overrides": words, "trial": trial, "values": [value]})
-    sweep = searched(tmp_path, jobs, objectives=["val/bad_rate"], directions="min")
-    told = report(sweep)
+    told = report(searched(tmp_path, jobs, objectives=["val/bad_rate"], directions="min"))
     assert "(lower is better): of 2 complete trials it chose 0, 0.3: optimizer.lr=0.1" in told.marks[0]
     assert told.groups[0].label == "optimizer.lr=0.4"
 
@@ -281,13 +265,10 @@ def test_the_share_is_epsilon_squared_of_kruskal_and_wallis() -> None:
     data = report_data(60)
     found = importance(data)
     runs = [run for run in data["runs"] if run["state"] == "complete"]
-    assert found["n"] == len(runs) == 54
-    by = {depth: [] for depth in (20, 32, 56)}
-    for run in runs:
-        by[run["factors"]["model.net.depth"]].append(run["metrics"]["test/accuracy"])
-    h = stats.kruskal(*by.values()).statistic  # (n - 1) times the explained share of the variance
+    depths, scores = zip(*((r["factors"]["model.net.depth"], r["metrics"]["test/accuracy"]) for r in runs), strict=True)
+    levels = [[score for score, depth in zip(scores, depths, strict=True) if depth == level] for level in (20, 32, 56)]
+    h = stats.kruskal(*levels).statistic  # (n - 1) times the explained share of the variance
     (row,) = [row for row in found["rows"] if row["factor"] == "model.net.depth"]
+    assert (row["levels"], found["n"], len(runs)) == (3, 54, 54)
     assert row["share"] == pytest.approx(1 - (1 - h / 53) * 53 / 51)
-    everything = [(run["factors"]["model.net.depth"], run["metrics"]["test/accuracy"]) for run in runs]
-    assert row["direction"] == pytest.approx(stats.spearmanr(*zip(*everything, strict=True)).statistic)
-    assert row["levels"] == 3
+    assert row["direction"] == pytest.approx(stats.spearmanr(depths, scores).statistic)

@@ -242,7 +242,7 @@ def counts(runs: Sequence[Run]) -> dict[str, int]:
 def left_out(runs: Sequence[Run], waiting: int) -> list[str]:
     """Return a line for each run that is not in the tables, with the reason."""
     lines = [": ".join(filter(None, (run.state, run.label, run.sentence))) for run in runs if run.state != "complete"]
-    return lines + ([f"{many(waiting, 'job')} of the sweep {_have(waiting)} not begun"] if waiting else [])
+    return lines + ([f"waiting: {many(waiting, 'job')} of the sweep"] if waiting else [])
 
 
 def _caveats(
@@ -282,18 +282,14 @@ def _caveats(
         yield "Folds share most of their training data: intervals over them are too narrow."
     complete = many(len(runs), "complete run")
     for metric in metrics:
-        lacking = [run for run in runs if metric not in run.metrics]
-        infinite = sum(metric in run.result for run in lacking)
+        missing = [run for run in runs if metric not in run.metrics]
+        infinite = sum(metric in run.result for run in missing)
         if infinite:
-            yield f"{infinite} of {complete} {_have(infinite)} a {metric} that is not finite: it is not in the mean."
-        if missing := len(lacking) - infinite:
-            yield f"{missing} of {complete} {_have(missing)} no {metric}."
+            yield f"{metric} is not finite in {infinite} of {complete}, which are not in the mean."
+        if len(missing) > infinite:
+            yield f"{metric} is missing in {len(missing) - infinite} of {complete}."
         if (count := comparisons[metric]) > 1:
             yield f"p is not corrected for the {count} comparisons of {metric}; p (Holm) and p (BH) are."
-
-
-def _have(count: int) -> str:
-    return "has" if count == 1 else "have"
 
 
 def _search_options(runs: Sequence[Run]) -> dict[str, Any] | None:

@@ -29,6 +29,7 @@ from lathe.runs.run_discovery import (
     is_locked,
     is_sweep,
     jobs_by_run,
+    metric_rows,
     read_status,
     runs_below,
     status_without_run,
@@ -153,15 +154,14 @@ class Run:
     def environment(self) -> dict[str, Any]:
         """The contents of environment.json; empty if it can't be read."""
         with suppress(UserError, OSError):
-            return {} if self.path is None else self.directory.environment
+            return self.directory.environment
         return {}
 
     @cached_property
     def receipt(self) -> dict[str, Any]:
         """The contents of receipt.json; empty without one that can be read."""
         with suppress(UserError, OSError):
-            if self.path is not None and (self.path / "receipt.json").is_file():
-                return self.directory.receipt
+            return self.directory.receipt
         return {}
 
     @cached_property
@@ -188,13 +188,8 @@ class Run:
         """The number of optimizer steps that are recorded."""
         if isinstance(self.result.get("steps"), int):
             return int(self.result["steps"])
-        errors, path = (OSError, ValueError, IndexError, StopIteration, csv.Error), self.directory.path / "metrics.csv"
-        with suppress(*errors), open_plain(path, "rb") as file:  # its last line, without reading the others
-            at = next(csv.reader([file.readline(65536).decode("utf-8-sig")])).index("step")
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 65536))
-            lines = [line for line in file.read().rstrip(b"\0").decode(errors="replace").splitlines() if line.strip()]
-            return int(next(csv.reader([lines[-1]]))[at])
+        with suppress(OSError, ValueError, LookupError, csv.Error):
+            return int(metric_rows(self.directory.path)[-1]["step"])
         return None
 
     @cached_property
