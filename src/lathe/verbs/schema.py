@@ -23,8 +23,20 @@ from lathe.config.schema import BUILDER, FILLED_IN, PLATEAU, canonical, own_targ
 from lathe.config.validation import parameter_schemas, schema_of
 from lathe.config.values import NODE, NULL, Json, kinds
 
-INTERPOLATED: Json = {"$ref": "#/$defs/interpolation"}
-OWN: Json = {"$ref": "#/$defs/own"}
+
+def _ref(name: str) -> Json:
+    return {"$ref": f"#/$defs/{name.replace('/', '~1')}"}
+
+
+def _closed(properties: Json) -> Json:
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _described(note: str | None, tree: Json) -> Json:
+    return {"description": note, **tree} if note else tree
+
+
+INTERPOLATED, OWN = _ref("interpolation"), _ref("own")
 DEFS: Json = {
     "interpolation": {
         "type": "string",
@@ -78,7 +90,7 @@ class Schema:
             "title": "Lathe's configuration files; written by `python scripts/schema.py`",
             "files": [path.relative_to(self.folder).as_posix() for path in self.files if path.parent.name != "local"],
             "packages": sorted(self.packages),
-            "anyOf": [_file(name) for name in defs if name.endswith(".yaml")],
+            "anyOf": [_ref(name) for name in defs if name.endswith(".yaml")],
             "$defs": defs,
         }
 
@@ -102,10 +114,10 @@ class Schema:
             "_partial_": {"type": "boolean"},
         }
         if any("." not in path for path in paths):
-            properties["defaults"] = {"$ref": "#/$defs/defaults"}
+            properties["defaults"] = _ref("defaults")
         for key, value in self.components[name].items():
             inner = sorted({component for path in paths for component in self._built_at(f"{path}.{key}")})
-            properties[key] = self._described(self.comments.get((name, key)), in_file(value, inner))
+            properties[key] = _described(self.comments.get((name, key)), in_ref(value, inner))
         tree: Json = {"type": "object", "properties": properties, "additionalProperties": False}
         if name == "lightning.Trainer":
             tree["needs"] = sorted(commands.Trainer.__required_keys__)
@@ -119,7 +131,7 @@ class Schema:
                         options.setdefault(key, []).append(value)
             for key in sorted(options.keys() - properties.keys()):
                 value = {"anyOf": [component for value in options[key] for component in kinds(value)]}
-                properties[key] = self._described(self.comments.get((name, key)), in_file(value, ()))
+                properties[key] = _described(self.comments.get((name, key)), in_ref(value, ()))
             tree = {"type": "object", "properties": properties, "own": list(self.components[name])}
             tree["anyOf"] = [{"propertyNames": {"enum": list(properties)}}, {"required": ["_target_"]}]
         return tree
@@ -132,15 +144,12 @@ class Schema:
     def _section(self, tree: Any, key: str, groups: Json, notes: Any, command: bool = False) -> Json:
         properties: Json = {"hydra": {}} if command else {}
         if "." not in key:
-            properties["defaults"] = {"$ref": "#/$defs/defaults"}
+            properties["defaults"] = _ref("defaults")
         needs = [] if command else sorted(tree.__required_keys__)
-        hints = typing.get_type_hints(tree, include_extras=True)
-        for name, hint in hints.items():
+        for name, hint in typing.get_type_hints(tree, include_extras=True).items():
             below = f"{key}.{name}" if key else name
-            if hint == groups.get(below):
-                properties[name] = _file(f"{below}/*.yaml")
-            else:
-                properties[name] = self._value(hint, below, groups, notes)
+            is_group = hint == groups.get(below)
+            properties[name] = _ref(f"{below}/*.yaml") if is_group else self._value(hint, below, groups, notes)
         if tree in (commands.Target, commands.ExportTarget):
             from lathe.export import TARGETS, get
 
@@ -150,22 +159,15 @@ class Schema:
                 properties[name] = {}  # a user's own is checked by its constructor
                 if name not in own_targets():
                     kind: Any = type(get(name))
-                    options = {key: in_file(value, ()) for key, value in parameter_schemas(kind).items()}
-                    closed = {"type": "object", "properties": options, "additionalProperties": False}
-                    properties[name] = {"anyOf": [closed, NULL]}
+                    options = {key: in_ref(value, ()) for key, value in parameter_schemas(kind).items()}
+                    properties[name] = {"anyOf": [_closed(options), NULL]}
         if getattr(tree, "__pydantic_config__", {}).get("extra") != "allow":
-            tree = {"type": "object", "properties": properties, "additionalProperties": False, "needs": needs}
-            return {key: value for key, value in tree.items() if value != []}
+            return _closed(properties) | ({"needs": needs} if needs else {})
         inner = {path.rpartition(".")[2]: path for path in self.built if path.rpartition(".")[0] == key}
         for name, path in inner.items():
-            refs = [{"$ref": f"#/$defs/{component}"} for component in self._built_at(path)]
-            properties[name] = self._described(notes.get(("", path)), {"anyOf": [*refs, OWN, NULL]})
-        return {
-            "type": "object",
-            "properties": properties,
-            "additionalProperties": {"anyOf": [OWN, NULL]},
-            "needs": needs,
-        }
+            refs = [_ref(component) for component in self._built_at(path)]
+            properties[name] = _described(notes.get(("", path)), {"anyOf": [*refs, OWN, NULL]})
+        return _closed(properties) | {"additionalProperties": {"anyOf": [OWN, NULL]}, "needs": needs}
 
     def _value(self, hint: Any, key: str, groups: Json, notes: Any) -> Json:
         hint = _bare(hint)
@@ -173,30 +175,27 @@ class Schema:
         note = notes.get(("", key))
         sections = [arm for arm in arms if is_typeddict(arm)]
         if not sections:
-            return self._described(note, in_file(schema_of(hint), ()))
+            return _described(note, in_ref(schema_of(hint), ()))
         variants: list[Json] = []
         for arm in sections:
             if _inherits(arm, commands.Component):
-                variants += [{"$ref": f"#/$defs/{name}"} for name in self._built_at(key)] + [OWN]
+                variants += [_ref(name) for name in self._built_at(key)] + [OWN]
                 variants += [INTERPOLATED] if "." in key else []  # ??? in a file
             elif arm is commands.Nothing:
-                variants.append({"type": "object", "properties": {"defaults": {}}, "additionalProperties": False})
+                variants.append(_closed({"defaults": {}}))
             else:
                 variants.append(self._section(arm, key, groups, notes))
         rest = [schema_of(arm) for arm in arms if arm not in sections]
         tree = variants[0] if len(variants) == 1 and not rest else {"anyOf": [*variants, *rest]}
-        return self._described(note, tree)
-
-    def _described(self, note: str | None, tree: Json) -> Json:
-        return {"description": note, **tree} if note else tree
+        return _described(note, tree)
 
 
-def in_file(schema: Json, nodes: Iterable[str]) -> Json:
+def in_ref(schema: Json, nodes: Iterable[str]) -> Json:
     """Return the schema of a value in a file, which may also be an interpolation or one of `nodes`."""
     if not schema:
         return {}
     flat = [OWN if kind == NODE else kind for kind in kinds(schema)]
-    return {"anyOf": [*({"$ref": f"#/$defs/{name}"} for name in nodes), *flat, INTERPOLATED]}
+    return {"anyOf": [*(_ref(name) for name in nodes), *flat, INTERPOLATED]}
 
 
 def name_pattern(name: str) -> str:
@@ -251,10 +250,6 @@ def _inherits(tree: Any, base: Any) -> bool:
     return tree is base or any(
         _inherits(base_class, base) for base_class in getattr(tree, "__orig_bases__", ()) if base_class is not tree
     )
-
-
-def _file(name: str) -> Json:
-    return {"$ref": f"#/$defs/{name.replace('/', '~1')}"}
 
 
 def text(tree: Json) -> str:
