@@ -1,7 +1,6 @@
 """What works together on this machine: python scripts/support.py writes docs/support.md."""
 
 import contextlib
-import csv
 import io
 import json
 import os
@@ -22,8 +21,9 @@ from lathe.launch.command_checks import check_command
 from lathe.launch.elastic import run_job
 from lathe.launch.error_reporting import report_errors
 from lathe.runs import rundir
+from lathe.runs.run_discovery import metric_rows
 from lathe.verbs.evaluate import evaluate
-from lathe.verbs.support import chosen, graphs
+from lathe.verbs.support import graphs, select_models
 
 SHORT = (
     "trainer.accelerator=cpu",
@@ -54,11 +54,8 @@ def main(cfg: DictConfig) -> None:
     request = resolve(cfg)
     check_command(cfg, request)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    require(
-        request["processes"] >= 2,
-        f"processes={request['processes']}: give at least 2, one is what they are compared with.",
-    )
-    request["models"] = chosen(request["models"], compose("support")["models"])
+    require(request["processes"] >= 2, f"processes={request['processes']}: expected at least 2.")
+    request["models"] = select_models(request["models"], compose("support")["models"])
     Path(request["paths"]["log_dir"]).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=request["paths"]["log_dir"], prefix="support-") as folder:
         cases = all_cases(request)
@@ -146,12 +143,8 @@ def run_strategy(cases: list[dict[str, Any]], request: dict[str, Any], folder: P
     while left:
         broke = None
         try:
-            run_job(
-                "lathe.verbs.support:run_cases",
-                {**left[0], "cases": left, "notes": str(notes)},
-                processes,
-                left[0]["launch"],
-            )
+            launch = {**left[0], "cases": left, "notes": str(notes)}
+            run_job("lathe.verbs.support:run_cases", launch, processes, left[0]["launch"])
         except Exception as error:
             broke = " ".join(str(error).split())[:2000]
         lines = [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
@@ -189,8 +182,7 @@ def measure(case: dict[str, Any], reference: dict[str, Any] | None) -> None:
 
 def losses(case: dict[str, Any]) -> list[float]:
     """Return the training loss of each optimizer step."""
-    with (Path(case["run"]) / "metrics.csv").open(newline="") as file:
-        return [float(row["train/loss"]) for row in csv.DictReader(file) if row.get("train/loss")]
+    return [float(row["train/loss"]) for row in metric_rows(Path(case["run"])) if "train/loss" in row]
 
 
 def page(cases: list[dict[str, Any]], request: dict[str, Any]) -> str:

@@ -88,17 +88,9 @@ def gpu_check(request: dict[str, Any]) -> int:
     root, names = project("gpu_check.py"), [*TRAINED, *ON_A_RUN]
     for name in request["only"] or []:
         require(name in names, f"only=[{name}]: {did_you_mean(name, names)}")
-    import torch  # slow: imported after the keys are checked
-
-    hardware, devices = f"the CPU, {os.cpu_count()} cores, torch {torch.__version__}", 2  # processes
-    if request["accelerator"] != "cpu":
-        devices = torch.cuda.device_count()
-        hint = "accelerator=cpu runs the same lines on the CPU (docs/gpu.md)."
-        require(devices > 0, f"no NVIDIA GPU is visible here: {hint}")
-        versions = f"CUDA {torch.version.cuda}, torch {torch.__version__}"
-        hardware = f"{devices} x {torch.cuda.get_device_name()}, {versions}"
-    where = request["output"] or f"{request['paths']['log_dir']}/gpu_check/{time.strftime('%Y-%m-%d_%H-%M-%S')}"
-    output = Path(where).absolute()
+    hardware, devices = _hardware(request["accelerator"])
+    folder = f"{request['paths']['log_dir']}/gpu_check/{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+    output = Path(request["output"] or folder).absolute()
     output.mkdir(parents=True, exist_ok=True)
     print(f"{hardware}; a line may take {request['timeout']:g} s.", flush=True)
     lines: list[Line] = []
@@ -112,8 +104,7 @@ def gpu_check(request: dict[str, Any]) -> int:
         else:
             log_dir = output / "runs" / re.sub(r"\W+", "_", name)
             repeat(line, root, log_dir, request["timeout"])
-            run = run or str(next(log_dir.glob("*/*/result.json"), Path()).parent)
-            run = "" if run == "." else run
+            run = run or next((str(path.parent) for path in log_dir.glob("*/*/result.json")), "")
         print(f"{line.outcome:<9} {name}: {line.said} ({line.seconds:.0f} s)", flush=True)
         lines.append(line)
     rows = [["what", "", "measured, or said", "s"], ["---"] * 4]
@@ -127,6 +118,17 @@ def gpu_check(request: dict[str, Any]) -> int:
     write_atomically(output / "results.json", json.dumps(facts, indent=2) + "\n")
     print(f"\n{table}\nWritten to {output}")
     return int(any(line.outcome in ("failed", "timed out") for line in lines))
+
+
+def _hardware(accelerator: str) -> tuple[str, int]:
+    """Return the devices in words, and how many processes may train."""
+    import torch  # slow: imported after the keys are checked
+
+    if accelerator == "cpu":
+        return f"the CPU, {os.cpu_count()} cores, torch {torch.__version__}", 2
+    devices = torch.cuda.device_count()
+    require(devices > 0, "no NVIDIA GPU is visible: accelerator=cpu runs the same lines on the CPU (docs/gpu.md).")
+    return f"{devices} x {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}, torch {torch.__version__}", devices
 
 
 def command_of(name: str, request: dict[str, Any], run: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from lathe import files
 from lathe.config.override_parsing import as_typed
-from lathe.errors import require
+from lathe.errors import UserError, require
 from lathe.verbs.report.assemble import direction_of
 from lathe.verbs.reproduce import project, run_to_end
 from lathe.verbs.runs.reader import Run, find_runs
@@ -43,7 +43,7 @@ def evidence(differences: Sequence[float]) -> float:
 
 
 def verdict(differences: Sequence[float], risk: float) -> str | None:
-    """Return better or worse for differences in which more is better; None while they don't tell."""
+    """Return better or worse for differences in which more is better; None while the evidence is too weak."""
     if evidence(differences) < 1 / risk:
         return None
     return "better" if statistics.fmean(differences) > 0 else "worse"
@@ -63,17 +63,11 @@ def judge(request: dict[str, Any]) -> int:
         runs = [side.run(seed) for side in reversed(sides)][::-1]  # a mistake in the candidate costs no training
         metric = request["metric"] or runs[0].objective[0]
         direction = direction_of(metric, runs, request["direction"])
-        values = []
-        for run in runs:
-            name, best = run.objective
-            value = best if request["metric"] in (None, name, "objective") else run.metrics.get(metric)
-            have = ", ".join(dict.fromkeys([name, *run.metrics]))
-            require(value is not None, f"metric={metric}: {run.label} has no such number; it has {have}.")
-            values.append(value or 0.0)
-        pairs.append((values[0], values[1]))
+        pairs.append((_measured(runs[0], request["metric"]), _measured(runs[1], request["metric"])))
         differences = [(b - a) * (1 if direction == "max" else -1) for a, b in pairs]
-        line = f"seed {seed}: baseline {values[0]:.6g}, candidate {values[1]:.6g}, evidence {evidence(differences):.3g}"
-        print(f"{line} of {1 / risk:g}", file=sys.stderr, flush=True)
+        values = "baseline {:.6g}, candidate {:.6g}".format(*pairs[-1])
+        progress = f"seed {seed}: {values}, evidence {evidence(differences):.3g} of {1 / risk:g}"
+        print(progress, file=sys.stderr, flush=True)
         outcome = verdict(differences, risk)
         if outcome is not None:
             break
@@ -94,6 +88,16 @@ def judge(request: dict[str, Any]) -> int:
         files.write_atomically(files.followed(Path(output)), json.dumps(answer, indent=2) + "\n")
     print(json.dumps(answer), flush=True)
     return EXIT_CODES[str(answer["verdict"])]
+
+
+def _measured(run: Run, metric: str | None) -> float:
+    """Return the metric of a run, by default its objective."""
+    name, objective = run.objective
+    value = objective if metric in (None, name, "objective") else run.metrics.get(str(metric))
+    if value is None:
+        have = ", ".join(dict.fromkeys([name, *run.metrics]))
+        raise UserError(f"metric={metric or name}: {run.label} has no such number; it has {have}.")
+    return value
 
 
 class Side:

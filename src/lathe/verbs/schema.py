@@ -57,11 +57,11 @@ class Schema:
     def __init__(self, folder: Path, packages: Iterable[str] = ()) -> None:
         self.folder, self.packages = folder, list(packages)
         self.files = files_of(folder, commands.COMMANDS)
-        self.found = read_entries(folder, self.files)
-        self.comments = comments(self.found)
-        self.built = classes_by_key(self.found)
+        self.entries = read_entries(folder, self.files)
+        self.comments = comments(self.entries)
+        self.built = classes_by_key(self.entries)
         self.parts: dict[str, Any] = {}
-        for name, part in _components(self.found, packages):
+        for name, part in _components(self.entries, packages):
             if callable(part):
                 self.parts.setdefault(name, part)
         self.components = {name: self._parameters(name, part) for name, part in self.parts.items()}
@@ -80,7 +80,7 @@ class Schema:
         groups = {key: hint for key, hint in train.items() if any(map(is_typeddict, _arms(_bare(hint))))}
         groups["target"] = commands.ExportTarget
         for command, tree in commands.COMMANDS.items():
-            notes = self.comments | comments([item for item in self.found if item.file == f"configs/{command}.yaml"])
+            notes = self.comments | comments([item for item in self.entries if item.file == f"configs/{command}.yaml"])
             defs[f"{command}.yaml"] = self._section(tree, "", groups, notes, command=True)
         for key, hint in groups.items():
             defs[f"{key}/*.yaml"] = self._value(hint, key, {}, self.comments)

@@ -54,8 +54,8 @@ def _note(path: str, line: dict[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def chosen(requested: Any, known: Any) -> dict[str, Any]:
-    """Return nets by title: `asked` itself, or the known ones of a list of titles."""
+def select_models(requested: Any, known: Any) -> dict[str, Any]:
+    """Return nets by title: `requested` itself, or the known ones of a list of titles."""
     if isinstance(requested, dict):
         return requested
     unknown = [str(title) for title in requested if title not in known]

@@ -107,7 +107,7 @@ def test_runs_of_other_code_data_and_machines_are_marked(tmp_path: Path) -> None
         "The runs are of 3 states of the code (1234567: 2, fffffff: 1, 1234567 and changes: 1).",
         "The runs are of 2 versions of lathe (0.1.0: 3, 0.2.0: 1).",
         "The runs are of different data (data.source.split_seed): a difference may be theirs.",
-        "The runs are of 2 kinds of machines and of 1 and 2 devices: their seconds are no measure of each other.",
+        "The runs are of 2 kinds of machines and of 1 and 2 devices: their seconds can't be compared.",
     ]
 
 

@@ -145,8 +145,7 @@ def check_tasks(runs: Sequence[Run], by: Sequence[str] | None) -> None:
     listed = ", ".join(f"{name.rpartition('.')[2]} of {count}" for name, count in tasks.most_common())
     require(
         len(tasks) < 2 or not {"task", "task._target_"}.isdisjoint(by or ()),
-        f"runs: these are of {len(tasks)} tasks ({printable(listed)}), whose metrics are no measure of each other: "
-        "name runs of one, or compare them all the same with by=task._target_.",
+        f"runs: these are of {len(tasks)} tasks ({printable(listed)}). Name runs of one, or add by=task._target_.",
     )
 
 
@@ -277,7 +276,7 @@ def _caveats(
     hardware = [f"{len(machines)} kinds of machines"] if len(machines) > 1 else []
     hardware += [f"{' and '.join(devices)} devices"] if len(devices) > 1 else []
     if hardware:
-        yield f"The runs are of {' and of '.join(hardware)}: their seconds are no measure of each other."
+        yield f"The runs are of {' and of '.join(hardware)}: their seconds can't be compared."
     if len({str(run.fold) for run in runs}) > 1:
         yield "Folds share most of their training data: intervals over them are too narrow."
     complete = many(len(runs), "complete run")
@@ -324,7 +323,7 @@ def _search_note(runs: Sequence[Run], options: Mapping[str, Any], metric: str) -
 
     best = [trial for trial, values in signed.items() if not is_beaten(values)]  # the Pareto front
     if not best:
-        return f"A search by {objectives}, of which no trial is complete; {order}."
+        return f"A search by {objectives}, without a complete trial; {order}."
     if len(names) > 1:
         return f"A search by {objectives}: no trial beats {', '.join(map(str, best[:FRONT]))} in all of them; {order}."
     overrides = next(run.job.get("overrides") for run in runs if _trial(run) == best[0])

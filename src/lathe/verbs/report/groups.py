@@ -87,7 +87,7 @@ class Differences:
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
         self.known = list(dict.fromkeys(key for run in runs for key in run.leaves))
-        self._found: dict[str, Factor] = {}
+        self._differing: dict[str, Factor] = {}
         seeds = [self._factor(key).codes for key in SEEDS]
         unused = {code(ABSENT), code(None)}  # a key of a later version is null if unused
         for key in self.known:
@@ -95,7 +95,7 @@ class Differences:
                 factor = self._factor(key)
                 codes = factor.codes
                 if len(set(codes)) > 1 and codes not in seeds and set(codes) != unused:  # data.seed follows seed
-                    self._found[key] = factor
+                    self._differing[key] = factor
 
     def _factor(self, key: str) -> Factor:
         return Factor(key, tuple(run.leaves.get(key, ABSENT) for run in self.runs))
@@ -103,27 +103,27 @@ class Differences:
     @property
     def keys(self) -> list[str]:
         """Every key that differs, in the order of the configurations."""
-        return list(self._found)
+        return list(self._differing)
 
     @cached_property
     def usual(self) -> dict[str, Any]:
         """The most common value of each key that differs; the first of several."""
-        common = {key: Counter(factor.codes).most_common(1)[0][0] for key, factor in self._found.items()}
-        return {key: factor.values[factor.codes.index(common[key])] for key, factor in self._found.items()}
+        common = {key: Counter(factor.codes).most_common(1)[0][0] for key, factor in self._differing.items()}
+        return {key: factor.values[factor.codes.index(common[key])] for key, factor in self._differing.items()}
 
     @cached_property
     def factors(self) -> list[Factor]:
         """The overrides that differ, and the fewest other keys that distinguish all configurations, classes first."""
         typed = list(dict.fromkeys(key_of(word) for run in self.runs for word in run.overrides))
-        chosen = [*self._choices(typed), *(self._found[key] for key in typed if key in self._found)]
-        for factor in sorted(self._found.values(), key=lambda factor: not factor.key.endswith("_target_")):
+        chosen = [*self._choices(typed), *(self._differing[key] for key in typed if key in self._differing)]
+        for factor in sorted(self._differing.values(), key=lambda factor: not factor.key.endswith("_target_")):
             if self._splits(chosen, factor):
                 chosen.append(factor)
         return chosen
 
-    def chosen(self, by: Sequence[str]) -> list[Factor]:
+    def named(self, by: Sequence[str]) -> list[Factor]:
         """Return the factors that `by` names; raise UserError for a key that is unknown or does not differ."""
-        by_name = self._found | {factor.key: factor for factor in self.factors}
+        by_name = self._differing | {factor.key: factor for factor in self.factors}
         for key in by:
             listed = f"what differs is {', '.join(factor.key for factor in self.factors[:10]) or 'the seed alone'}."
             if key not in by_name:
@@ -142,7 +142,7 @@ class Differences:
     def confounders(self, factors: Sequence[Factor]) -> list[Factor]:
         """Return keys that differ between the groups of `factors` but within none, without those that follow one."""
         result = list(factors)
-        for factor in dict.fromkeys([*self.factors, *self._found.values()]):
+        for factor in dict.fromkeys([*self.factors, *self._differing.values()]):
             typed = factor in self.factors
             of_a_choice = below(factor.key, [other.key.removesuffix("._target_") for other in result])
             follows = of_a_choice and (not typed or ABSENT in factor.values)
@@ -163,7 +163,7 @@ class Differences:
         recipes = any(key_of(word) in RECIPES for run in self.runs for word in run.overrides)
         result = []
         for group in typed:
-            own = [factor for key, factor in self._found.items() if below(key, [group])]
+            own = [factor for key, factor in self._differing.items() if below(key, [group])]
             is_group = "." not in group and "/" not in group and group not in self.known
             if not is_group or not (own or group in RECIPES):
                 continue
@@ -172,7 +172,7 @@ class Differences:
             # the default without one; None if a recipe may have changed it
             choices = Factor(group, tuple(values[-1].strip("'\"") if values else default for values in chosen))
             classes = [factor for factor in own if factor.key.endswith("_target_")]
-            follows = None not in choices.values and not self._splits([*self._found.values()], choices)
+            follows = None not in choices.values and not self._splits([*self._differing.values()], choices)
             differs = len(set(choices.values)) > 1
             if follows and differs and not any(self._splits([choices], factor) for factor in classes):
                 result.append(choices)
@@ -363,7 +363,7 @@ def _rank(value: Any) -> tuple[int, float, str]:
 
 def make_groups(runs: Sequence[Run], differences: Differences, by: Sequence[str] | None) -> list[Group]:
     """Return the groups, sorted by their values; a sweep's failed jobs join the group that their overrides name."""
-    factors = differences.factors if by is None else differences.chosen(by)
+    factors = differences.factors if by is None else differences.named(by)
     others = [] if by is None else differences.others(factors)
     confounders = [] if by is None else differences.confounders(factors)
     members: dict[tuple[str, ...], list[int]] = {}  # the indices of runs with equal factors
@@ -504,8 +504,7 @@ def _conclusion(test: Paired, direction: str) -> str:
     if test.n == 1 or test.difference is None:
         return "n = 1: no interval"
     if test.p is None:
-        same = "the same on each" if test.difference else "none on any"
-        return f"{test.n} pairs: the difference is {same}, so there is no p"
+        return f"{test.n} pairs: the difference is {test.difference:.4g} in each, so p is undefined"
     few = f"{test.n} pairs: the interval is wide; " if test.n < FEW else ""
     if test.p >= EVIDENCE:
         return f"{few}p = {test.p:.2g}: no evidence of a difference"
