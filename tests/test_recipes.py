@@ -19,7 +19,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def result(folder: Path, *overrides: str) -> dict[str, Any]:
-    return train(new_run(folder, *QUIET, "compression.receipt=none", "trainer.max_epochs=6", *overrides))
+    return train(new_run(folder, *QUIET, "compression.receipt=none", "trainer.max_epochs=3", *overrides))
 
 
 @pytest.mark.slow
@@ -39,8 +39,8 @@ def test_half_of_the_weights_in_integers_with_a_teacher(tmp_path: Path, teacher:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*is no better than its student.*")  # the moving average of six epochs
+@pytest.mark.filterwarnings("ignore:.*is no better than its student.*")  # the moving average of four epochs
 def test_heads_and_hidden_units_of_a_transformer(tmp_path: Path) -> None:
-    found = result(tmp_path, "experiment=digits_vit_small")
+    found = result(tmp_path, "experiment=digits_vit_small", "trainer.max_epochs=4")
     assert found["prune_channels/macs_share"] == pytest.approx(0.5, abs=0.05)
     assert found["test/accuracy"] > 0.5

@@ -85,15 +85,17 @@ def test_looking_after_each_pair_does_not_find_what_is_not_there() -> None:
 
 
 @pytest.mark.slow
-def test_both_sides_are_trained_and_taken_again(tmp_path: Path) -> None:
-    words = " ".join([*SMALL, "trainer.max_epochs=1", "trainer.limit_train_batches=2"])
-    sides = [f"baseline={words}", f"candidate={words} optimizer.lr=1e-6"]
+def test_a_side_is_trained_and_taken_again(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        write_run(tmp_path, seed, 0.9, ["name=baseline"], seed)
+    candidate = " ".join([*SMALL, "optimizer.lr=1e-6", "trainer.max_epochs=1"])
+    words = (f"baseline={tmp_path}/baseline", f"candidate={candidate}", "budget=2", f"paths.log_dir={tmp_path}")
     for _ in range(2):  # the second time the runs are there
-        done = run(*sides, "budget=1", f"paths.log_dir={tmp_path}", cwd=tmp_path, script="scripts/judge.py")
+        done = run(*words, cwd=tmp_path, script="scripts/judge.py")
         assert done.returncode == 4, done.stderr
         answer = json.loads(done.stdout)
-        assert (answer["pairs"], answer["metric"]) == (1, "val/accuracy")
+        assert (answer["pairs"], answer["metric"], answer["baseline"]) == (2, "val/accuracy", pytest.approx(0.91))
         assert answer["difference"] < 0
-        assert len(list(tmp_path.glob("judge-*/2*"))) == 2
-    (result,) = tmp_path.glob("judge-candidate-*/2*/result.json")
-    assert answer["candidate"] == json.loads(result.read_text())["objective"]
+        results = [json.loads(path.read_text()) for path in tmp_path.glob("judge-candidate-*/2*/result.json")]
+        assert len(results) == 2
+        assert answer["candidate"] == pytest.approx(sum(result["objective"] for result in results) / 2)

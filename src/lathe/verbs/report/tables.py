@@ -126,7 +126,7 @@ def span(interval: Sequence[float] | None) -> str:
 
 
 def remarks(report: Report, metric: str, indices: Sequence[int] | None = None) -> Iterator[str]:
-    """Yield a line for each row, or those `kept`, that has remarks."""
+    """Yield a line for each row that has remarks, of all rows or of those at `indices`."""
     all_rows = rows(report, metric)
     for row in all_rows if indices is None else [all_rows[at] for at in indices]:
         texts = [remark for remark in dict.fromkeys(row.remarks) if not (report.single and remark == ALONE)]
