@@ -1,4 +1,4 @@
-"""The GPU acceptance suite without a GPU: its list, skips, bodies on a CPU, and record."""
+"""The GPU acceptance suite without a GPU: bodies on a CPU, and record."""
 
 import json
 import re
@@ -8,41 +8,29 @@ from pathlib import Path
 import pytest
 import torch
 from support.commands import check, run
-from support.gpu import NO_GPU, Record
+from support.gpu import Record
 from support.runs import ROOT
-
-
-def acceptance(*words: str, timeout: float = 600) -> str:
-    """Run the suite in a process that has already imported torch, and return its output."""
-    line = ("-q", "-p", "no:cacheprovider", "tests/gpu", "-m", "gpu", "-rs", *words)
-    return check(run(*line, cwd=ROOT, script="tests/support/pytest_forked.py", timeout=timeout)).stdout
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-def test_without_a_gpu_all_are_skipped_in_one_line() -> None:
-    printed = acceptance()
-    (line,) = re.findall(r"^SKIPPED.*", printed, flags=re.MULTILINE)
-    assert line.endswith(NO_GPU)
-    assert "passed" not in printed.lower()
-    assert f"tests of a GPU were skipped: {NO_GPU}" in printed
 
 
 @pytest.mark.slow
 def test_bodies_on_the_stand_in() -> None:
-    reasons = re.findall(r"no stand-in: (.*)$", acceptance("--gpu-stand-in=cpu", timeout=1800), flags=re.MULTILINE)
+    words = ("-q", "-p", "no:cacheprovider", "tests/gpu", "-m", "gpu", "--gpu-stand-in=cpu", "-rs")
+    done = check(run(*words, cwd=ROOT, script="tests/support/pytest_forked.py", timeout=1800))
+    reasons = re.findall(r"no stand-in: (.*)$", done.stdout, flags=re.MULTILINE)
     assert "torch's DataParallel drives GPUs alone" in reasons
 
 
 def test_the_record_of_a_run(tmp_path: Path) -> None:
-    record, parts = Record(tmp_path / "results.json"), {"when": "call", "duration": 0.25}
+    record = Record(tmp_path / "results.json")
     for name, outcome, reason, figures in (
         ("gpu/test_gpu_runs.py::a", "passed", None, [("peak", 2.0)]),
         ("gpu/test_gpu_runs.py::b", "skipped", ("f", 1, "Skipped: why"), []),
         ("gpu/test_gpu_runs.py::c", "failed", "x\nE   assert 1 == 2\n", []),
         ("runs/test_run_status.py::d", "passed", None, []),
     ):
-        parts["when"] = "setup" if outcome == "skipped" else "call"
-        report = pytest.TestReport(f"tests/{name}", ("", 1, ""), {}, outcome, reason, user_properties=figures, **parts)  # type: ignore[arg-type]
+        when = "setup" if outcome == "skipped" else "call"
+        report = pytest.TestReport(f"tests/{name}", ("", 1, ""), {}, outcome, reason, when, (), 0.25)  # type: ignore[arg-type]
+        report.user_properties = figures
         record.pytest_runtest_logreport(report)
     record.pytest_sessionfinish()
     found = json.loads((tmp_path / "results.json").read_text())
