@@ -29,7 +29,6 @@ from lathe.runs.run_discovery import (
     is_locked,
     is_sweep,
     jobs_by_run,
-    metric_rows,
     read_status,
     runs_below,
     status_without_run,
@@ -188,8 +187,13 @@ class Run:
         """The number of optimizer steps that are recorded."""
         if isinstance(self.result.get("steps"), int):
             return int(self.result["steps"])
-        with suppress(OSError, ValueError, LookupError, csv.Error):
-            return int(metric_rows(self.directory.path)[-1]["step"])
+        path = self.directory.path / "metrics.csv"
+        with suppress(OSError, ValueError, LookupError, csv.Error), open_plain(path, "rb") as file:
+            head = file.readline()
+            file.seek(max(len(head), file.seek(0, os.SEEK_END) - 65536))  # not the whole of a long file
+            last = file.read().rstrip(b"\0\r\n").decode(errors="replace").splitlines()[-1]
+            names, values = csv.reader([head.decode("utf-8-sig"), last])
+            return int(values[names.index("step")])
         return None
 
     @cached_property
