@@ -111,8 +111,8 @@ def runs(request: dict[str, Any]) -> None:
         return
     is_limited = any(request[key] for key in ("runs", "where", "since"))
     is_limited |= request["delete"] in ("unfinished", "failed")
-    every = f"every run below {request['paths']['log_dir']}"
-    require(is_limited, f"{action} would be for {every}: add runs=..., where=[...] or since=...")
+    scope = f"every run below {request['paths']['log_dir']}"
+    require(is_limited, f"{action} would be for {scope}: add runs=..., where=[...] or since=...")
     if not selected:
         print("No run is chosen by these words: nothing was changed.")
     elif action == "tag":
@@ -211,10 +211,8 @@ def write_rows(output: str, rows: Any) -> None:
         text = json.dumps(rows, indent=2) + "\n"
     else:
         head = list(rows[0]) if rows else ["run"]
-        cells = (row.values() for row in rows)
-        text = files.csv_text(
-            head, [[" ".join(map(str, x)) if isinstance(x, list) else x for x in row] for row in cells]
-        )
+        lines = ([" ".join(map(str, x)) if isinstance(x, list) else x for x in row.values()] for row in rows)
+        text = files.csv_text(head, lines)
     files.write_atomically(files.followed(Path(output)), text)
 
 
