@@ -137,12 +137,12 @@ def end(process: Any, due: Callable[[], bool] | None = None, kind: str = "kill")
 
 
 def _session(leader: int) -> list[int]:
-    found = []
+    processes = []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(ProcessLookupError, PermissionError):
             if os.getsid(int(path.name)) == leader:
-                found.append(int(path.name))
-    return sorted(found)
+                processes.append(int(path.name))
+    return sorted(processes)
 
 
 def _send(number: int, *processes: int) -> None:
@@ -219,28 +219,28 @@ def play(number: int, variant: str, seed: int, alone: Alone, folder: Path) -> Ca
     case, chance = Case(number, variant), random.Random(f"{seed} {number} {variant}")  # noqa: S311
     try:
         for attempt in range(10):  # a moment may come after the run's end
-            place = folder / f"{number}.{attempt}"
-            place.mkdir(parents=True)
-            fresh = [*COMMON, *VARIANTS[variant], f"paths.log_dir={place}/logs"]
-            if code := disturb(case, fresh, place, alone, chance):
+            case_folder = folder / f"{number}.{attempt}"
+            case_folder.mkdir(parents=True)
+            fresh = [*COMMON, *VARIANTS[variant], f"paths.log_dir={case_folder}/logs"]
+            if code := disturb(case, fresh, case_folder, alone, chance):
                 break
         for again in range(6):
-            found = runs(place)
-            words = (
-                [f"resume={found[-1]}"]
-                if found and (found[-1] / "environment.json").exists()
+            directories = runs(case_folder)
+            arguments = (
+                [f"resume={directories[-1]}"]
+                if directories and (directories[-1] / "environment.json").exists()
                 else [*fresh, "resume=auto"]
             )
             twice = not again and chance.random() < 0.35
-            code = disturb(case, words, place, alone, chance) if twice else end(start(words, place))
+            code = disturb(case, arguments, case_folder, alone, chance) if twice else end(start(arguments, case_folder))
             if not code:
                 break
         if code:
-            case.wrong.append(f"not complete, exit {code}: {(place / 'output.txt').read_text()[-600:]}")
-        elif len(runs(place)) != 1:
-            case.wrong.append(f"{len(runs(place))} run directories")
+            case.wrong.append(f"not complete, exit {code}: {(case_folder / 'output.txt').read_text()[-600:]}")
+        elif len(runs(case_folder)) != 1:
+            case.wrong.append(f"{len(runs(case_folder))} run directories")
         else:
-            case.wrong += compare_runs(runs(place)[0], alone.directory)
+            case.wrong += compare_runs(runs(case_folder)[0], alone.directory)
     except Exception as error:
         case.wrong.append(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
     line = f"{number}: {variant}: {'; '.join(case.deaths)}: {'; '.join(case.wrong) or 'equal'}"

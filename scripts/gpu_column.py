@@ -34,7 +34,7 @@ BEGIN, END = "<!-- what ran, by `python scripts/gpu_column.py` -->\n", "<!-- end
 
 
 def main() -> None:
-    facts = json.loads(RESULTS.read_text()) if RESULTS.is_file() else None
+    facts = json.loads(RESULTS.read_text())
     stale = []
     for path, written in ((ROOT / "README.md", readme), (ROOT / "docs" / "gpu.md", page)):
         old = path.read_text(encoding="utf-8")
@@ -59,9 +59,9 @@ def where(facts: Mapping[str, Any]) -> str:
     return f"{', '.join(names)}, torch {facts['torch']}, {facts['day']}"
 
 
-def cells(file: str | None, facts: Mapping[str, Any] | None) -> tuple[str, str]:
+def cells(file: str | None, facts: Mapping[str, Any]) -> tuple[str, str]:
     """Return the tests of a file that ran on a GPU, and the number of those that could not."""
-    tests = tests_of(file, facts) if facts else {}
+    tests = tests_of(file, facts)
     ran = {name: test for name, test in tests.items() if test["outcome"] != "skipped"}
     if not ran:
         return "no", "all of it"
@@ -71,37 +71,32 @@ def cells(file: str | None, facts: Mapping[str, Any] | None) -> tuple[str, str]:
     return text + "".join(f"; failed: `{name}`" for name in failed), f"{left} tests" if left else ""
 
 
-def readme(text: str, facts: Mapping[str, Any] | None) -> str:
+def readme(text: str, facts: Mapping[str, Any]) -> str:
     """Return README with the record's GPU columns; raise ValueError if the table's rows have changed."""
-    lines, found = text.splitlines(keepends=True), []
+    lines, starts = text.splitlines(keepends=True), []
     for number, line in enumerate(lines):
         row = [part.strip() for part in line.strip().split("|")[1:-1]]
         start = next((start for start in ROWS if row and row[0].startswith(start)), None)
         if row[:2] == ["", "runs on CPU"]:
-            row[2] = f"ran on GPU ({where(facts)})" if facts else "ran on GPU"
+            row[2] = f"ran on GPU ({where(facts)})"
         elif start is not None and len(row) == 4:
-            found.append(start)
+            starts.append(start)
             row[2:] = cells(ROWS[start], facts)
         else:
             continue
         lines[number] = f"| {' | '.join(row)} |\n"
-    if found != list(ROWS):
-        raise ValueError(f"README's table of features has the rows {found}, expected {list(ROWS)}")
+    if starts != list(ROWS):
+        raise ValueError(f"README's table of features has the rows {starts}, expected {list(ROWS)}")
     return "".join(lines)
 
 
-def page(text: str, facts: Mapping[str, Any] | None) -> str:
+def page(text: str, facts: Mapping[str, Any]) -> str:
     """Return docs/gpu.md with the record's table."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError("docs/gpu.md has lost the marks between which the table stands")
-    return f"{before}{BEGIN}{table(facts)}{END}{after}"
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}{table(facts)}{END}{rest.split(END)[1]}"
 
 
-def table(facts: Mapping[str, Any] | None) -> str:
-    if facts is None:
-        return "Nothing yet: no GPU was at hand.\n"
+def table(facts: Mapping[str, Any]) -> str:
     lines = [
         f"{where(facts)}; driver {facts['driver']}, CUDA {facts['cuda']}, Python {facts['python']}, commit "
         f"{str(facts['commit'])[:12]}; {facts['seconds']} s in all.",
@@ -109,15 +104,15 @@ def table(facts: Mapping[str, Any] | None) -> str:
         "| what | passed | failed | could not run | measured |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for file, words in AREAS.items():
+    for file, area in AREAS.items():
         tests = tests_of(file, facts)
         counts = [
             str(sum(test["outcome"] == outcome for test in tests.values()))
             for outcome in ("passed", "failed", "skipped")
         ]
         figures = {name: value for test in tests.values() for name, value in test.get("figures", {}).items()}
-        told = "; ".join(f"{name}: {value:.3g}" for name, value in figures.items())
-        lines.append(f"| {words} | {' | '.join(counts)} | {told} |")
+        measured = "; ".join(f"{name}: {value:.3g}" for name, value in figures.items())
+        lines.append(f"| {area} | {' | '.join(counts)} | {measured} |")
     reasons: dict[str, list[str]] = {}
     for name, test in facts["tests"].items():
         if test["outcome"] != "passed":

@@ -18,13 +18,13 @@ from lathe.verbs.schema import Schema, text
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def write(made: dict[Path, str], check_only: bool) -> list[Path]:
+def write(pages: dict[Path, str], check_only: bool) -> list[Path]:
     """Write and print the files that are stale, or only print them; return their paths."""
-    stale = [path for path, text in made.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    stale = [path for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         if not check_only:
             path.parent.mkdir(exist_ok=True)
-            path.write_text(made[path], encoding="utf-8")
+            path.write_text(pages[path], encoding="utf-8")
         print(path.relative_to(ROOT), "is stale: python scripts/schema.py" if check_only else "")
     return stale
 

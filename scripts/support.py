@@ -1,7 +1,6 @@
 """What works together on this machine: python scripts/support.py writes docs/support.md."""
 
 import contextlib
-import csv
 import io
 import json
 import os
@@ -22,8 +21,9 @@ from lathe.launch.command_checks import check_command
 from lathe.launch.elastic import run_job
 from lathe.launch.error_reporting import report_errors
 from lathe.runs import rundir
+from lathe.runs.run_discovery import metric_rows
 from lathe.verbs.evaluate import evaluate
-from lathe.verbs.support import chosen, graphs
+from lathe.verbs.support import graphs, select_models
 
 SHORT = (
     "trainer.accelerator=cpu",
@@ -54,11 +54,8 @@ def main(cfg: DictConfig) -> None:
     request = resolve(cfg)
     check_command(cfg, request)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    require(
-        request["processes"] >= 2,
-        f"processes={request['processes']}: give at least 2, one is what they are compared with.",
-    )
-    request["models"] = chosen(request["models"], compose("support")["models"])
+    require(request["processes"] >= 2, f"processes={request['processes']}: expected at least 2.")
+    request["models"] = select_models(request["models"], compose("support")["models"])
     Path(request["paths"]["log_dir"]).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=request["paths"]["log_dir"], prefix="support-") as folder:
         cases = all_cases(request)
@@ -103,14 +100,14 @@ def column_of(case: dict[str, Any]) -> tuple[str, str, str]:
 
 def configuration(case: dict[str, Any], request: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return a case's resolved configuration, with a run directory."""
-    one = case["strategy"] in ("auto", "model_split")
+    is_single = case["strategy"] in ("auto", "model_split")
     overrides = [
         *SHORT,
         *request["models"][case["model"]],
         f"strategy={case['strategy']}",
         f"precision={case['precision']}",
         f"compile={case['compile']}",
-        f"trainer.devices={1 if one else request['processes']}",
+        f"trainer.devices={1 if is_single else request['processes']}",
         f"trainer.max_steps={request['steps']}",
         f"trainer.val_check_interval={2 * request['steps']}",
         f"paths.log_dir={folder}",
@@ -146,12 +143,8 @@ def run_strategy(cases: list[dict[str, Any]], request: dict[str, Any], folder: P
     while left:
         broke = None
         try:
-            run_job(
-                "lathe.verbs.support:run_cases",
-                {**left[0], "cases": left, "notes": str(notes)},
-                processes,
-                left[0]["launch"],
-            )
+            launch = {**left[0], "cases": left, "notes": str(notes)}
+            run_job("lathe.verbs.support:run_cases", launch, processes, left[0]["launch"])
         except Exception as error:
             broke = " ".join(str(error).split())[:2000]
         lines = [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
@@ -189,21 +182,20 @@ def measure(case: dict[str, Any], reference: dict[str, Any] | None) -> None:
 
 def losses(case: dict[str, Any]) -> list[float]:
     """Return the training loss of each optimizer step."""
-    with (Path(case["run"]) / "metrics.csv").open(newline="") as file:
-        return [float(row["train/loss"]) for row in csv.DictReader(file) if row.get("train/loss")]
+    return [float(row["train/loss"]) for row in metric_rows(Path(case["run"])) if "train/loss" in row]
 
 
 def page(cases: list[dict[str, Any]], request: dict[str, Any]) -> str:
     """Return both tables as Markdown. A part that was not requested is copied from the existing page."""
     import torch
 
-    asked = PARTS[:2] if request["part"] == "all" else (request["part"],)
+    requested = PARTS[:2] if request["part"] == "all" else (request["part"],)
     old = Path(request["output"]).read_text() if request["output"] and Path(request["output"]).is_file() else ""
     parts = {}
     for part in PARTS[:2]:
         begin, end = f"<!-- {part} -->\n", f"<!-- end of {part} -->\n"
         own = [case for case in cases if (case["compression"] == "none") == (part == "plain")]
-        text = matrix(own, part, request) if part in asked else old.partition(begin)[2].partition(end)[0]
+        text = matrix(own, part, request) if part in requested else old.partition(begin)[2].partition(end)[0]
         parts[part] = f"{begin}{text}{end}"
     return f"""# What works together
 
@@ -235,8 +227,8 @@ def matrix(cases: list[dict[str, Any]], part: str, request: dict[str, Any]) -> s
     ]
     lines = ["| " + " | ".join(row) + " |\n" for row in (["strategy", *columns], ["---"] * (len(columns) + 1), *rows)]
     alone = [case["evaluated"] for case in works if "evaluated" in case]
-    found = f"; one process finds their test losses again to within {max(alone):.0e}" if alone else ""
-    text = f"{len(works)} combinations run{found}.\n"
+    evaluation = f"; one process finds their test losses again to within {max(alone):.0e}" if alone else ""
+    text = f"{len(works)} combinations run{evaluation}.\n"
     if part == "plain":
         nets = f"{', '.join(request['models'])}, each with compile={' and '.join(request['compiles'])}"
         regional = " and ".join(REGIONAL)

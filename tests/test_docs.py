@@ -26,12 +26,9 @@ def test_python_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
         exec(compile(code, f"{page.name}", "exec"), names)
 
 
-# Other tests run or compose the other pages' commands: test_coming_from, test_own_parts, test_tutorial.
+# test_own_parts and test_tutorial run the commands of their pages.
 COMMANDS = [
-    (page.stem, command)
-    for page in PAGES
-    if page.stem not in ("coming_from", "own_parts", "tutorial")
-    for command in commands(page)
+    (page.stem, command) for page in PAGES if page.stem not in ("own_parts", "tutorial") for command in commands(page)
 ]
 
 

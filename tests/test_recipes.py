@@ -1,6 +1,5 @@
 """The small versions of the recipes run to the end, and do what their names say."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,12 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def result(folder: Path, *overrides: str) -> dict[str, Any]:
-    cfg = new_run(folder, *QUIET, "compression.receipt=none", *overrides)
-    train(cfg)
-    return dict(json.loads((Path(cfg["paths"]["run_dir"]) / "result.json").read_text()))
+    return train(new_run(folder, *QUIET, "compression.receipt=none", "trainer.max_epochs=3", *overrides))
 
 
 @pytest.mark.slow
 def test_channels_of_a_resnet(tmp_path: Path) -> None:
-    found = result(tmp_path, "experiment=digits_channels", "trainer.max_epochs=6")
+    found = result(tmp_path, "experiment=digits_channels")
     assert found["prune_channels/macs_share"] < 0.6
     assert found["test/accuracy"] > 0.85
 
@@ -35,17 +32,15 @@ def test_channels_of_a_resnet(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is no better than its student.*")  # a teacher of two epochs is not
 def test_half_of_the_weights_in_integers_with_a_teacher(tmp_path: Path, teacher: Path) -> None:
-    found = result(
-        tmp_path, "experiment=digits_small", "trainer.max_epochs=6", f"compression.distill.teacher={teacher}"
-    )
+    found = result(tmp_path, "experiment=digits_small", f"compression.distill.teacher={teacher}")
     assert found["prune/sparsity"] == pytest.approx(0.5, abs=0.001)
     assert found["qat/bits"] < 10
     assert found["test/accuracy"] > 0.8
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*is no better than its student.*")  # the moving average of six epochs
+@pytest.mark.filterwarnings("ignore:.*is no better than its student.*")  # the moving average of four epochs
 def test_heads_and_hidden_units_of_a_transformer(tmp_path: Path) -> None:
-    found = result(tmp_path, "experiment=digits_vit_small", "trainer.max_epochs=6")
+    found = result(tmp_path, "experiment=digits_vit_small", "trainer.max_epochs=4")
     assert found["prune_channels/macs_share"] == pytest.approx(0.5, abs=0.05)
     assert found["test/accuracy"] > 0.5

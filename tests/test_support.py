@@ -55,10 +55,7 @@ def test_a_copy_is_what_omegaconf_copies() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("train", []),
-        ("train", ["name='a b'", 'tags=["a,b",c]', "seed=null"]),
-        ("train", ["model=mlp", "seed=7", "+trainer.x=[1,2]", "~model.net.depth"]),
-        ("train", ["model=mlp", "seed=8"]),
+        ("train", ["model=mlp", "name='a b'", 'tags=["a,b",c]', "seed=null", "+trainer.x=[1,2]", "~model.net.depth"]),
         ("train", ["callbacks=[default,ema]", "experiment=digits_small", "callbacks.ema.decay=0.5"]),
         ("export", ["run=logs/latest", "target=[onnx,onnx_int8]"]),
     ],

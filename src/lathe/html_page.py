@@ -14,14 +14,14 @@ def style_sheet() -> str:
 
 def page(title: str, facts: Sequence[str], notes: Sequence[str], sections: Sequence[str]) -> str:
     """Return a page: a title, short `facts`, `notes` that a reader should heed, and sections of HTML."""
-    said = "".join(f"<span>{escape(fact)}</span>" for fact in facts)
+    spans = "".join(f"<span>{escape(fact)}</span>" for fact in facts)
     warned = f'<ul class="marks">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul>' if notes else ""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><style>{style_sheet()}</style></head><body>'
-        f'<header class="wide"><h1>{escape(title)}</h1><p class="facts">{said}</p>{warned}</header>'
+        f'<header class="wide"><h1>{escape(title)}</h1><p class="facts">{spans}</p>{warned}</header>'
         f'<main class="wide">{"".join(sections)}</main><footer></footer></body></html>\n'
     )
 

@@ -134,8 +134,10 @@ def scaled(picture: Array, size: tuple[int, int], squash: bool = False) -> Array
     window: tuple[float, float, float, float] = (0, 0, wide, tall)
     if not squash:
         window = (left, top, min(left + step * width, wide), min(top + step * height, tall))
-    kept = Image.Resampling.BILINEAR
-    return np.stack([np.asarray(Image.fromarray(plane).resize((width, height), kept, box=window)) for plane in picture])
+    bilinear = Image.Resampling.BILINEAR
+    return np.stack(
+        [np.asarray(Image.fromarray(plane).resize((width, height), bilinear, box=window)) for plane in picture]
+    )
 
 
 def arranged(
@@ -148,14 +150,14 @@ def arranged(
     last two for one channel. `size` is the required height and width, None for any. `one` True allows only layouts of a
     single image, False only those of several.
     """
-    found: list[tuple[Array, bool]] = []
+    layouts: list[tuple[Array, bool]] = []
     if array.ndim == 4:
-        found = [(array, False), (array.transpose(0, 3, 1, 2), False)]
+        layouts = [(array, False), (array.transpose(0, 3, 1, 2), False)]
     elif array.ndim == 3:
-        found = [(array[None], True), (array.transpose(2, 0, 1)[None], True), (array[:, None], False)]
+        layouts = [(array[None], True), (array.transpose(2, 0, 1)[None], True), (array[:, None], False)]
     elif array.ndim == 2:
-        found = [(array[None, None], True)]
-    for pictures, single in found:
+        layouts = [(array[None, None], True)]
+    for pictures, single in layouts:
         fits = pictures.shape[1] == channels and size in (None, pictures.shape[2:]) and pictures.size > 0
         if fits and one in (None, single):
             return pictures, single
@@ -246,14 +248,14 @@ def find_images(path: Path, channels: int, left_out: LeftOut | None = None) -> l
         return [open_image(path, channels) if is_image else open_array(path, channels, one=False)]
     wanted = (*SUFFIXES, ".npy")
     entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
-    found = [entry for entry in entries if entry.suffix.lower() in wanted]
-    inner = sum(entry.is_dir() for entry in entries) if not found else 0
+    files = [entry for entry in entries if entry.suffix.lower() in wanted]
+    inner = sum(entry.is_dir() for entry in entries) if not files else 0
     if left_out is not None:
         left_out.others = [entry.name for entry in entries if entry.suffix.lower() not in wanted]
     below = f" itself, and its {inner} subfolders are not read: give one of them" if inner else ""
-    require(bool(found), f"input={path}: the folder has no {', '.join(wanted)} files{below}.")
+    require(bool(files), f"input={path}: the folder has no {', '.join(wanted)} files{below}.")
     opened = []
-    for file in found:
+    for file in files:
         try:
             opened.append((open_array if file.suffix.lower() == ".npy" else open_image)(file, channels))
         except UnreadableError as error:
@@ -319,13 +321,13 @@ def _mapped(path: Path, channels: int, one: bool | None) -> Array:
         ) from error
     require(array.dtype == np.uint8, f"input={path}: images must be uint8, from 0 to 255.")
     require(array.size > 0, f"input={path} holds no images: its shape is {list(array.shape)}.")
-    found = arranged(array, channels, one=one)
-    if found is None:
+    layout = arranged(array, channels, one=one)
+    if layout is None:
         raise UserError(
             f"input={path} has shape {list(array.shape)}, but the net takes images of {channels} channels: give "
             f"[n, height, width, {channels}] or [n, {channels}, height, width]."
         )
-    return found[0]
+    return layout[0]
 
 
 def _unreadable(path: Path, error: Exception) -> UnreadableError:

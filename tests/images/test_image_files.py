@@ -39,10 +39,8 @@ def test_images_are_read_batch_by_batch(tmp_path: Path, monkeypatch: pytest.Monk
         return original(*args)
 
     monkeypatch.setattr("lathe.images.read_picture", counted)
-    found = []
-    for batch in Images(find_images(folder, 1), (8, 8), False, 4):
-        found.append((len(batch), read))
-    assert found == [(4, 5), (4, 9), (2, 10)]
+    batches = Images(find_images(folder, 1), (8, 8), False, 4)
+    assert [(len(batch), read) for batch in batches] == [(4, 5), (4, 9), (2, 10)]
 
 
 def test_nets_for_any_size_get_batches_of_one_size(tmp_path: Path) -> None:
@@ -50,16 +48,13 @@ def test_nets_for_any_size_get_batches_of_one_size(tmp_path: Path) -> None:
     assert [batch.shape for batch in batches] == [(2, 1, 4, 5), (1, 1, 6, 5), (1, 1, 4, 5)]
 
 
-@pytest.mark.parametrize(
-    ("array", "channels", "sentence"),
-    [
-        (np.zeros((2, 8, 8), np.float32), 1, "images must be uint8, from 0 to 255"),
-        (np.zeros((2, 8, 8), np.uint8), 3, "but the net takes images of 3 channels"),
-    ],
-)
-def test_arrays_that_are_no_images_are_refused(tmp_path: Path, array: np.ndarray, channels: int, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        find_images(save(tmp_path, array), channels)
+def test_arrays_that_are_no_images_are_refused(tmp_path: Path) -> None:
+    for kind, channels, sentence in (
+        (np.float32, 1, "images must be uint8, from 0 to 255"),
+        (np.uint8, 3, "but the net takes images of 3 channels"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            find_images(save(tmp_path, np.zeros((2, 8, 8), kind)), channels)
 
 
 def test_files_that_cant_be_read_are_refused(tmp_path: Path) -> None:
@@ -73,39 +68,20 @@ def test_files_that_cant_be_read_are_refused(tmp_path: Path) -> None:
         find_images(path, 1)
 
 
-def read_or_told(path: Path) -> int | str:
-    """Return the number of images, or the error message."""
-    try:
-        return sum(len(part) for part in find_images(path, 1)[0].read())
-    except UserError as error:
-        return str(error)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_a_header_of_any_kind_is_refused_or_read(tmp_path: Path, seed: int) -> None:
+def test_a_header_of_any_kind_is_refused(tmp_path: Path) -> None:
     """Random shapes: numbers that overflow, none, and other types than numbers."""
-    rng = random.Random(seed)
+    rng, path = random.Random(0), tmp_path / "images.npy"
     sides = [0, 1, 3, 8, -1, 2**31, 2**63 - 1, 2**63, 2**64 + 1, True, 8.0, None, "8", (8,)]
-    shape = tuple(rng.choice(sides) for _ in range(rng.randrange(5)))
-    header = {"descr": rng.choice(["|u1", "<f4", "|O", "nothing"]), "fortran_order": False, "shape": shape}
-    path = tmp_path / "images.npy"
-    text = repr(header).encode().ljust(117) + b"\n"
-    path.write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(rng.choice([0, 64, 512])))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = read_or_told(path)
-    assert found > 0 if isinstance(found, int) else found.startswith(f"input={path}")
-
-
-def test_png_colours_follow_the_net(tmp_path: Path) -> None:
-    files = find_images(png_folder(tmp_path, (4, 5), (4, 5, 3)), 1)
-    assert [name for file in files for name in file.names] == ["0.png", "1.png"]
-    (grey,) = files[0].read()
-    assert (grey.shape, grey.dtype) == ((1, 4, 5), np.uint8)
-    assert grey.flatten().tolist() == list(range(20))
-    grey_as_colour, colour = (next(file.read()) for file in find_images(tmp_path, 3))
-    assert colour.transpose(1, 2, 0).flatten().tolist() == list(range(60))
-    assert np.array_equal(grey_as_colour, np.stack([grey[0]] * 3))
+    for _ in range(200):
+        shape = tuple(rng.choice(sides) for _ in range(rng.randrange(5)))
+        header = {"descr": rng.choice(["|u1", "<f4", "|O", "nothing"]), "fortran_order": False, "shape": shape}
+        text = repr(header).encode().ljust(117) + b"\n"
+        values = bytes(rng.choice([0, 64, 512]))
+        path.write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + values)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(UserError, match=f"^input={path}"):
+                list(find_images(path, 1)[0].read())
 
 
 def test_folders_without_images_and_images_of_another_size_are_refused(tmp_path: Path) -> None:
@@ -114,13 +90,3 @@ def test_folders_without_images_and_images_of_another_size_are_refused(tmp_path:
     png_folder(tmp_path, (4, 4), (5, 5))
     with pytest.raises(UserError, match=r"1\.png has 5 x 5 pixels, but the net takes 4 x 4: resize=true"):
         Images(find_images(tmp_path, 1), (4, 4), False, 8)
-
-
-@pytest.mark.parametrize("damage", ["cut", "text", "flipped"])
-def test_a_damaged_png_is_named(tmp_path: Path, damage: str) -> None:
-    path = png_folder(tmp_path, (32, 32)) / "0.png"
-    content = path.read_bytes()
-    flipped = content[:60] + bytes(255 - byte for byte in content[60:70]) + content[70:]
-    path.write_bytes({"cut": content[: len(content) // 2], "text": b"hello", "flipped": flipped}[damage])
-    with pytest.raises(UserError, match=r"^input=.*0\.png can't be read as a PNG image"):
-        list(Images(find_images(tmp_path, 1), (32, 32), False, 8))

@@ -65,11 +65,11 @@ def test_a_failing_line_never_stops_the_others(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.slow
 def test_lines_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real commands: one trains, one uses its run, and one is refused with a message."""
+    """Real commands: one trains, and one on its run is refused with a message."""
     monkeypatch.chdir(tmp_path)
-    asked = request(only=["bf16-mixed", "evaluate", "tensorrt"], overrides=SMALL.split(","), output="here", timeout=200)
+    asked = request(only=["bf16-mixed", "tensorrt"], overrides=SMALL.split(","), output="here", timeout=200)
     assert gpu_check.gpu_check(asked) == 0
     lines = json.loads((tmp_path / "here" / "results.json").read_text())["lines"]
-    assert [line["outcome"] for line in lines] == ["works", "works", "refused"]
+    assert [line["outcome"] for line in lines] == ["works", "refused"]
     assert lines[0]["said"].endswith("test loss")
-    assert "tensorrt can't be imported" in lines[2]["said"]
+    assert "tensorrt can't be imported" in lines[1]["said"]

@@ -88,17 +88,9 @@ def gpu_check(request: dict[str, Any]) -> int:
     root, names = project("gpu_check.py"), [*TRAINED, *ON_A_RUN]
     for name in request["only"] or []:
         require(name in names, f"only=[{name}]: {did_you_mean(name, names)}")
-    import torch  # slow: imported after the keys are checked
-
-    hardware, devices = f"the CPU, {os.cpu_count()} cores, torch {torch.__version__}", 2  # processes
-    if request["accelerator"] != "cpu":
-        devices = torch.cuda.device_count()
-        hint = "accelerator=cpu runs the same lines on the CPU (docs/gpu.md)."
-        require(devices > 0, f"no NVIDIA GPU is visible here: {hint}")
-        versions = f"CUDA {torch.version.cuda}, torch {torch.__version__}"
-        hardware = f"{devices} x {torch.cuda.get_device_name()}, {versions}"
-    where = request["output"] or f"{request['paths']['log_dir']}/gpu_check/{time.strftime('%Y-%m-%d_%H-%M-%S')}"
-    output = Path(where).absolute()
+    hardware, devices = _hardware(request["accelerator"])
+    folder = f"{request['paths']['log_dir']}/gpu_check/{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+    output = Path(request["output"] or folder).absolute()
     output.mkdir(parents=True, exist_ok=True)
     print(f"{hardware}; a line may take {request['timeout']:g} s.", flush=True)
     lines: list[Line] = []
@@ -112,8 +104,7 @@ def gpu_check(request: dict[str, Any]) -> int:
         else:
             log_dir = output / "runs" / re.sub(r"\W+", "_", name)
             repeat(line, root, log_dir, request["timeout"])
-            run = run or str(next(log_dir.glob("*/*/result.json"), Path()).parent)
-            run = "" if run == "." else run
+            run = run or next((str(path.parent) for path in log_dir.glob("*/*/result.json")), "")
         print(f"{line.outcome:<9} {name}: {line.said} ({line.seconds:.0f} s)", flush=True)
         lines.append(line)
     rows = [["what", "", "measured, or said", "s"], ["---"] * 4]
@@ -129,23 +120,34 @@ def gpu_check(request: dict[str, Any]) -> int:
     return int(any(line.outcome in ("failed", "timed out") for line in lines))
 
 
+def _hardware(accelerator: str) -> tuple[str, int]:
+    """Return the devices in words, and how many processes may train."""
+    import torch  # slow: imported after the keys are checked
+
+    if accelerator == "cpu":
+        return f"the CPU, {os.cpu_count()} cores, torch {torch.__version__}", 2
+    devices = torch.cuda.device_count()
+    require(devices > 0, "no NVIDIA GPU is visible: accelerator=cpu runs the same lines on the CPU (docs/gpu.md).")
+    return f"{devices} x {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}, torch {torch.__version__}", devices
+
+
 def command_of(name: str, request: dict[str, Any], run: str) -> str:
     """Return the arguments of `python` for a line; `run` is the directory for commands on a run."""
     if name in ON_A_RUN:
         device = "cpu" if request["accelerator"] == "cpu" else "cuda"
         return ON_A_RUN[name].format(run=shlex.quote(run), accelerator=request["accelerator"], device=device)
     common = TOKENS if name in OF_TOKENS else COMMON
-    words = [*common.split(), f"trainer.accelerator={request['accelerator']}", *TRAINED[name][0].split()]
-    return shlex.join(["train.py", *words, *request["overrides"]])
+    overrides = [*common.split(), f"trainer.accelerator={request['accelerator']}", *TRAINED[name][0].split()]
+    return shlex.join(["train.py", *overrides, *request["overrides"]])
 
 
 def repeat(line: Line, root: Path, log_dir: Path, timeout: float) -> None:
     """Run a line's command in a subprocess, with runs below `log_dir`, and set its outcome."""
-    script, *words = shlex.split(line.command)[1:]
+    script, *arguments = shlex.split(line.command)[1:]
     more = [] if line.name in ON_A_RUN else [f"paths.log_dir={log_dir}"]
     began = time.monotonic()
     with subprocess.Popen(  # noqa: S603
-        [sys.executable, str(root / script), *words, *more],
+        [sys.executable, str(root / script), *arguments, *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -174,7 +176,7 @@ def judge(code: int, printed: str, log_dir: Path) -> tuple[str, str]:
         return "refused", errors[0]
     if code:
         return "failed", lines[-1][:300] if lines else f"exit code {code}"
-    found = next(log_dir.glob("*/*/result.json"), None)
-    result = json.loads(found.read_text()) if found else {}
+    path = next(log_dir.glob("*/*/result.json"), None)
+    result = json.loads(path.read_text()) if path else {}
     units = {"samples_per_s": "samples/s", "tokens_per_s": "tokens/s", "step_ms": "ms a step", "test/loss": "test loss"}
     return "works", ", ".join(f"{result[key]:,.4g} {unit}" for key, unit in units.items() if result.get(key)) or "done"

@@ -17,7 +17,7 @@ from typing import Any
 
 from lathe import files
 from lathe.config.override_parsing import as_typed
-from lathe.errors import require
+from lathe.errors import UserError, require
 from lathe.verbs.report.assemble import direction_of
 from lathe.verbs.reproduce import project, run_to_end
 from lathe.verbs.runs.reader import Run, find_runs
@@ -43,7 +43,7 @@ def evidence(differences: Sequence[float]) -> float:
 
 
 def verdict(differences: Sequence[float], risk: float) -> str | None:
-    """Return better or worse for differences in which more is better; None while they don't tell."""
+    """Return better or worse for differences in which more is better; None while the evidence is too weak."""
     if evidence(differences) < 1 / risk:
         return None
     return "better" if statistics.fmean(differences) > 0 else "worse"
@@ -56,33 +56,27 @@ def judge(request: dict[str, Any]) -> int:
         files.require_writable(Path(output).resolve().parent)
     sides = [Side(name, request) for name in SIDES]
     pairs: list[tuple[float, float]] = []
-    found, way = None, "max"
+    outcome, direction = None, "max"
     fixed = [set(side.runs) for side in sides if not side.trains]
     seeds = sorted(set.intersection(*fixed)) if fixed else itertools.count(request["seed"])
     for seed in itertools.islice(seeds, request["budget"]):
         runs = [side.run(seed) for side in reversed(sides)][::-1]  # a mistake in the candidate costs no training
         metric = request["metric"] or runs[0].objective[0]
-        way = direction_of(metric, runs, request["direction"])
-        values = []
-        for run in runs:
-            name, best = run.objective
-            value = best if request["metric"] in (None, name, "objective") else run.metrics.get(metric)
-            have = ", ".join(dict.fromkeys([name, *run.metrics]))
-            require(value is not None, f"metric={metric}: {run.label} has no such number; it has {have}.")
-            values.append(value or 0.0)
-        pairs.append((values[0], values[1]))
-        differences = [(b - a) * (1 if way == "max" else -1) for a, b in pairs]
-        said = f"seed {seed}: baseline {values[0]:.6g}, candidate {values[1]:.6g}, evidence {evidence(differences):.3g}"
-        print(f"{said} of {1 / risk:g}", file=sys.stderr, flush=True)
-        found = verdict(differences, risk)
-        if found is not None:
+        direction = direction_of(metric, runs, request["direction"])
+        pairs.append((_measured(runs[0], request["metric"]), _measured(runs[1], request["metric"])))
+        differences = [(b - a) * (1 if direction == "max" else -1) for a, b in pairs]
+        values = "baseline {:.6g}, candidate {:.6g}".format(*pairs[-1])
+        progress = f"seed {seed}: {values}, evidence {evidence(differences):.3g} of {1 / risk:g}"
+        print(progress, file=sys.stderr, flush=True)
+        outcome = verdict(differences, risk)
+        if outcome is not None:
             break
     require(bool(pairs), "baseline and candidate have no complete runs with equal seeds.")
     baseline, candidate = (statistics.fmean(values) for values in zip(*pairs, strict=True))
     answer = {
-        "verdict": found or "not told apart",
+        "verdict": outcome or "not told apart",
         "metric": metric,
-        "direction": way,
+        "direction": direction,
         "pairs": len(pairs),
         "baseline": baseline,
         "candidate": candidate,
@@ -96,6 +90,16 @@ def judge(request: dict[str, Any]) -> int:
     return EXIT_CODES[str(answer["verdict"])]
 
 
+def _measured(run: Run, metric: str | None) -> float:
+    """Return the metric of a run, by default its objective."""
+    name, objective = run.objective
+    value = objective if metric in (None, name, "objective") else run.metrics.get(str(metric))
+    if value is None:
+        have = ", ".join(dict.fromkeys([name, *run.metrics]))
+        raise UserError(f"metric={metric or name}: {run.label} has no such number; it has {have}.")
+    return value
+
+
 class Side:
     """One side of the comparison: finished runs, or overrides to train with."""
 
@@ -104,8 +108,8 @@ class Side:
         self.key, self.words = key, shlex.split(typed)
         self.trains = not typed or any("=" in word for word in self.words)
         if self.trains:
-            taken = [word for word in self.words if word.startswith(("seed=", "name=", "-"))]
-            require(not taken, f"{key}: {' '.join(taken)} is set by judge.py; leave it out.")
+            reserved = [word for word in self.words if word.startswith(("seed=", "name=", "-"))]
+            require(not reserved, f"{key}: {' '.join(reserved)} is set by judge.py; leave it out.")
             self.root = project("judge.py")
             self.log_dir = Path(request["paths"]["log_dir"]).absolute()
             # a folder for each list of overrides, whose complete runs a repeated command takes
@@ -122,10 +126,10 @@ class Side:
     def run(self, seed: int) -> Run:
         """Return the complete run with a seed, trained now if there is none yet."""
         if seed not in self.runs:
-            words = [*self.words, *QUIET, f"name={self.name}", f"seed={seed}"]
-            command = [str(self.root / "train.py"), *words, f"paths.log_dir={as_typed(str(self.log_dir))}"]
-            code, said = run_to_end(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-            lines = said.strip().splitlines() or [f"exit code {code}"]
+            overrides = [*self.words, *QUIET, f"name={self.name}", f"seed={seed}"]
+            command = [str(self.root / "train.py"), *overrides, f"paths.log_dir={as_typed(str(self.log_dir))}"]
+            code, errors = run_to_end(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            lines = errors.strip().splitlines() or [f"exit code {code}"]
             require(not code, f"{self.key}, seed {seed}: {lines[-1].removeprefix('Error: ')}")
             self.runs = self._trained()
         return self.runs[seed]

@@ -11,6 +11,18 @@ from lathe.errors import require, under
 from lathe.runs.instantiate import instantiate
 
 
+def report(settings: dict[str, Any]) -> None:
+    """Run `make_shards`, and print what was written and the command that trains on it."""
+    folder, index = make_shards(settings)
+    train, (channels, *sides) = index["splits"]["train"], index["image"]
+    size = sum(shard["bytes"] for split in index["splits"].values() for shard in split["shards"])
+    counts = {name: sum(shard["samples"] for shard in split["shards"]) for name, split in index["splits"].items()}
+    print(f"{folder}: {counts} images, {size / 1e6:.1f} MB, {len(train['shards'])} training shards")
+    facts = f"data.num_classes={index['num_classes']} data.channels={channels} data.image_size={max(sides)}"
+    scale = "".join(f" 'data.{key}={index[key]}'" for key in ("mean", "std") if key in index)
+    print(f"python train.py data=shards data.source.name={folder.absolute()} {facts}{scale}")
+
+
 def make_shards(settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     """Write or index shards as `settings` requests, and return the folder and the index."""
     images, tars = settings["images"], settings["tars"]

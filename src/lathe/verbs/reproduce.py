@@ -46,22 +46,22 @@ def reproduce(request: dict[str, Any]) -> int:
         print(f"The code is {code.said}.", flush=True)
         again = begin(run, request, code)
         train(again, code, trusted, run.environment)
-        found = compare(run, again, code)
-    print(comparison_text(found))
+        comparison = compare(run, again, code)
+    print(comparison_text(comparison))
     if output is not None:
-        files.write_atomically(files.followed(Path(output)), json.dumps(found, indent=2) + "\n")
-    return 0 if found["reproduced"] else DIFFERENT
+        files.write_atomically(files.followed(Path(output)), json.dumps(comparison, indent=2) + "\n")
+    return 0 if comparison["reproduced"] else DIFFERENT
 
 
 def _started_from(config: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the files and runs that a run started from or was distilled from, by key."""
-    found = [("ckpt_path", config.get("ckpt_path")), ("model.pretrained", config["model"].get("pretrained"))]
+    paths = [("ckpt_path", config.get("ckpt_path")), ("model.pretrained", config["model"].get("pretrained"))]
     for name, node in methods(config.get("compression") or {}).items():
         teachers = node.get("teacher")
         for teacher in teachers if isinstance(teachers, list) else [teachers]:
             path = teacher.get("weights") if isinstance(teacher, dict) else teacher
-            found.append((f"compression.{name}.teacher", path))
-    return [(key, path) for key, path in found if isinstance(path, str) and os.path.isabs(path)]
+            paths.append((f"compression.{name}.teacher", path))
+    return [(key, path) for key, path in paths if isinstance(path, str) and os.path.isabs(path)]
 
 
 # the recorded code
@@ -88,50 +88,46 @@ def project(script: str) -> Path:
 @contextmanager
 def recorded_code(environment: dict[str, Any], choice: str, where: str) -> Iterator[Code]:
     """Yield the recorded code in a temporary checkout, or the present one; raise UserError if it is not available."""
-    root, here = project("reproduce.py"), describe_environment()
+    root, current = project("reproduce.py"), describe_environment()
     commit, diff = str(environment.get("git_commit") or ""), str(environment.get("git_diff") or "")
-    same = bool(commit) and (commit, diff) == (here["git_commit"], here["git_diff"] or "")
-    changed = f" with {len(diff.splitlines())} lines of uncommitted diff" if diff else ""
+    same = bool(commit) and (commit, diff) == (current["git_commit"], current["git_diff"] or "")
     if choice == "current" or same:
-        said = f"as it is here{', which is what the run recorded' if same else ''}"
-        yield Code(root, here["git_commit"], here["git_diff"], said)
+        state = f"as it is here{', which is what the run recorded' if same else ''}"
+        yield Code(root, current["git_commit"], current["git_diff"], state)
         return
     known = len(commit) == 40 and commit.isalnum()
     require(known, f"{where}: its environment.json records no commit, so its code is not known; {CURRENT}")
-    present = here["git_commit"] is not None and _git(root, "cat-file", "-e", f"{commit}^{{commit}}").returncode == 0
-    fetch = "fetch it (git fetch --all)"
-    require(present, f"{where}: its commit {commit[:12]} is not in this repository: {fetch}, or {CURRENT}")
+    _git(f"{where}: git fetch --all may bring its commit", root, "cat-file", "-e", f"{commit}^{{commit}}")
     with files.scratch() as folder:
         tree = folder / "code"
-        made = _git(root, "worktree", "add", "--detach", "--quiet", str(tree), commit)
-        require(made.returncode == 0, f"{where}: git can't check out its commit: {_reason(made)}; {CURRENT}")
+        add = ("worktree", "add", "--detach", "--quiet", str(tree), commit)
+        _git(f"{where}: git can't check out its commit", root, *add)
         try:
             if diff.strip():
-                text = f"{diff}\n".encode(errors="surrogateescape")
-                done = _git(tree, "apply", "--whitespace=nowarn", "-", given=text)
-                require(done.returncode == 0, f"{where}: its diff can't be applied: {_reason(done)}; {CURRENT}")
-            prefix = _git(root, "rev-parse", "--show-prefix").stdout.decode().strip()
-            said = f"commit {commit[:12]}{changed}, as recorded, in a temporary folder"
-            listed = _git(root, "ls-files", "--others", "--exclude-standard", "--", "src", "configs", "train.py")
-            names = [os.fsdecode(name) for name in listed.stdout.splitlines()]
+                patch = f"{diff}\n".encode(errors="surrogateescape")
+                _git(f"{where}: its diff can't be applied", tree, "apply", "--whitespace=nowarn", "-", stdin=patch)
+            prefix = _git(where, root, "rev-parse", "--show-prefix").strip()
+            changed = f" with {len(diff.splitlines())} lines of uncommitted diff" if diff else ""
+            state = f"commit {commit[:12]}{changed}, as recorded, in a temporary folder"
+            others = ("ls-files", "--others", "--exclude-standard", "--", "src", "configs", "train.py")
+            names = _git(where, root, *others).splitlines()
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             what = "is not known to git, so it was recorded nowhere and the run is made without it"
-            notes = (f"{names[0]}{more} {what}",) if names else ()
-            yield Code(tree / prefix, commit, diff, said, notes)
+            yield Code(tree / prefix, commit, diff, state, (f"{names[0]}{more} {what}",) if names else ())
         finally:
-            _git(root, "worktree", "remove", "--force", str(tree))
-            _git(root, "worktree", "prune")
+            _git(f"{tree} is left", root, "worktree", "remove", "--force", str(tree))
+            _git(where, root, "worktree", "prune")
 
 
-def _git(folder: Path, *arguments: str, given: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+def _git(problem: str, folder: Path, *arguments: str, stdin: bytes | None = None) -> str:
+    """Run git in a folder and return its output; raise UserError with the `problem` if it fails."""
     try:
-        return subprocess.run(["git", *arguments], cwd=folder, input=given, capture_output=True)  # noqa: S603, S607
+        done = subprocess.run(["git", *arguments], cwd=folder, input=stdin, capture_output=True)  # noqa: S603, S607
     except OSError as error:
         raise UserError(f"git can't be started, which brings the recorded code back: {CURRENT}") from error
-
-
-def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
-    return (done.stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
+    reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    require(done.returncode == 0, f"{problem}: {reason}; {CURRENT}")
+    return os.fsdecode(done.stdout)
 
 
 # the repetition
@@ -155,17 +151,17 @@ def _typed(run: RunDir) -> list[str]:
 
 def train(again: RunDir, code: Code, trusted: list[str], recorded: dict[str, Any]) -> None:
     """Train the run in a subprocess, with the recorded thread counts; raise UserError if it fails."""
-    words = [f"resume={as_typed(str(again.path))}", *([f"trusted={as_typed(trusted)}"] if trusted else [])]
+    overrides = [f"resume={as_typed(str(again.path))}", *([f"trusted={as_typed(trusted)}"] if trusted else [])]
     paths = [str(code.folder / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = recorded.get("threads")
     threads = {str(key): str(value) for key, value in threads.items()} if isinstance(threads, dict) else {}
     environment = {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(paths)}
-    ended, _ = run_to_end([str(code.folder / "train.py"), *words], env=environment)
+    exit_code, _ = run_to_end([str(code.folder / "train.py"), *overrides], env=environment)
     if not again.begun and not again.complete:
         again.remove()
-        raise UserError("The run could not be made once more, as it says above; nothing is left of it.")
-    stopped = f"The run did not come to its end (exit code {ended}), as it says above; it lies at {again.path}."
-    require(not ended and again.complete, stopped)
+        raise UserError("The run could not be repeated, for the reason above; nothing is left of it.")
+    stopped = f"The repetition at {again.path} stopped with exit code {exit_code}, for the reason above."
+    require(not exit_code and again.complete, stopped)
 
 
 def run_to_end(command: list[str], **options: Any) -> tuple[int, str]:
@@ -173,13 +169,13 @@ def run_to_end(command: list[str], **options: Any) -> tuple[int, str]:
     with subprocess.Popen([sys.executable, *command], text=True, **options) as process:  # noqa: S603
         before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         try:
-            said = process.communicate()[1]
+            errors = process.communicate()[1]
         except KeyboardInterrupt:  # the terminal has interrupted the subprocess too
             process.wait()
             raise
         finally:
             signal.signal(signal.SIGTERM, before)
-    return process.returncode, said or ""
+    return process.returncode, errors or ""
 
 
 # the comparison
@@ -252,39 +248,39 @@ def first_difference(run: RunDir, again: RunDir) -> dict[str, Any] | None:
 def reasons(run: RunDir, moved: bool) -> list[str]:
     """Return possible reasons for a different result: another environment, or the run's configuration."""
     config = run.known_config
-    trainer, found = config["trainer"], []
+    trainer, notes = config["trainer"], []
     if moved:
-        found.append("the environment differs, which may be why: another version or processor adds in another order")
+        notes.append("the environment differs, which may be why: another version or processor adds in another order")
     if trainer.get("accelerator") != "cpu" and not trainer.get("deterministic"):
-        found.append("GPU kernels may add in any order; trainer.deterministic=true asks for those that don't")
+        notes.append("GPU kernels may add in any order; trainer.deterministic=true asks for those that don't")
     if trainer.get("max_time") is not None:
-        found.append("trainer.max_time ends a run by the clock")
-    for word in _typed(run):
-        key, _, value = word.partition("=")
+        notes.append("trainer.max_time ends a run by the clock")
+    for override in _typed(run):
+        key, _, value = override.partition("=")
         if key in ENDS and value != str(trainer.get(key.removeprefix("trainer."))):
-            found.append(f"it was trained further after its first end, {word}, which no single run does")
-    return [*found, *(f"it began with {key}={path}, as that is now" for key, path in _started_from(config))]
+            notes.append(f"it was trained further after its first end, {override}, which no single run does")
+    return [*notes, *(f"it began with {key}={path}, as that is now" for key, path in _started_from(config))]
 
 
-def comparison_text(found: dict[str, Any]) -> str:
-    title = "Reproduced: weights and metrics are the same bit for bit." if found["reproduced"] else "Not reproduced."
-    lines = [title, f"run          {found['run']}", f"again        {found['again']}", f"code         {found['code']}"]
-    for name, part in found["weights"].items():
+def comparison_text(data: dict[str, Any]) -> str:
+    title = "Reproduced: weights and metrics are the same bit for bit." if data["reproduced"] else "Not reproduced."
+    lines = [title, f"run          {data['run']}", f"again        {data['again']}", f"code         {data['code']}"]
+    for name, part in data["weights"].items():
         if "missing" in part:
-            said = f"is not in {part['missing']}"
+            text = f"is not in {part['missing']}"
         elif part["differ"]:
-            said = f"{part['differ']} of {part['tensors']} tensors differ, by at most {part['largest']:.3g}"
+            text = f"{part['differ']} of {part['tensors']} tensors differ, by at most {part['largest']:.3g}"
         else:
-            said = f"equal, {part['tensors']} tensors"
-        lines.append(f"{name:<12} {said}")
-    lines += [f"result.json  {key}: {mine} -> {theirs}" for key, (mine, theirs) in found["metrics"].items()]
-    if not found["metrics"]:
+            text = f"equal, {part['tensors']} tensors"
+        lines.append(f"{name:<12} {text}")
+    lines += [f"result.json  {key}: {mine} -> {theirs}" for key, (mine, theirs) in data["metrics"].items()]
+    if not data["metrics"]:
         lines.append("result.json  equal, but for what a clock says")
-    first = found["first_difference"]
+    first = data["first_difference"]
     columns = list(first["columns"].items())[:4] if first else []
-    said = ", ".join(f"{key} {mine} -> {theirs}" for key, (mine, theirs) in columns)
+    text = ", ".join(f"{key} {mine} -> {theirs}" for key, (mine, theirs) in columns)
     lines.append(
-        f"metrics.csv  parts at step {first['step']}: {said}" if first else "metrics.csv  equal, but for times"
+        f"metrics.csv  parts at step {first['step']}: {text}" if first else "metrics.csv  equal, but for times"
     )
-    lines += [f"environment  {key}: {mine} -> {theirs}" for key, (mine, theirs) in found["environment"].items()]
-    return "\n".join(map(printable, [*lines, *(f"note         {note}" for note in found["notes"])]))
+    lines += [f"environment  {key}: {mine} -> {theirs}" for key, (mine, theirs) in data["environment"].items()]
+    return "\n".join(map(printable, [*lines, *(f"note         {note}" for note in data["notes"])]))

@@ -23,8 +23,20 @@ from lathe.config.schema import BUILDER, FILLED_IN, PLATEAU, canonical, own_targ
 from lathe.config.validation import parameter_schemas, schema_of
 from lathe.config.values import NODE, NULL, Json, kinds
 
-INTERPOLATED: Json = {"$ref": "#/$defs/interpolation"}
-OWN: Json = {"$ref": "#/$defs/own"}
+
+def _ref(name: str) -> Json:
+    return {"$ref": f"#/$defs/{name.replace('/', '~1')}"}
+
+
+def _closed(properties: Json) -> Json:
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _described(note: str | None, tree: Json) -> Json:
+    return {"description": note, **tree} if note else tree
+
+
+INTERPOLATED, OWN = _ref("interpolation"), _ref("own")
 DEFS: Json = {
     "interpolation": {
         "type": "string",
@@ -45,11 +57,11 @@ class Schema:
     def __init__(self, folder: Path, packages: Iterable[str] = ()) -> None:
         self.folder, self.packages = folder, list(packages)
         self.files = files_of(folder, commands.COMMANDS)
-        self.found = read_entries(folder, self.files)
-        self.comments = comments(self.found)
-        self.built = classes_by_key(self.found)
+        self.entries = read_entries(folder, self.files)
+        self.comments = comments(self.entries)
+        self.built = classes_by_key(self.entries)
         self.parts: dict[str, Any] = {}
-        for name, part in _components(self.found, packages):
+        for name, part in _components(self.entries, packages):
             if callable(part):
                 self.parts.setdefault(name, part)
         self.components = {name: self._parameters(name, part) for name, part in self.parts.items()}
@@ -68,8 +80,8 @@ class Schema:
         groups = {key: hint for key, hint in train.items() if any(map(is_typeddict, _arms(_bare(hint))))}
         groups["target"] = commands.ExportTarget
         for command, tree in commands.COMMANDS.items():
-            said = self.comments | comments([item for item in self.found if item.file == f"configs/{command}.yaml"])
-            defs[f"{command}.yaml"] = self._section(tree, "", groups, said, command=True)
+            notes = self.comments | comments([item for item in self.entries if item.file == f"configs/{command}.yaml"])
+            defs[f"{command}.yaml"] = self._section(tree, "", groups, notes, command=True)
         for key, hint in groups.items():
             defs[f"{key}/*.yaml"] = self._value(hint, key, {}, self.comments)
         defs["hydra/*.yaml"] = {"type": "object", "required": ["output_subdir"]}  # Hydra's own keys
@@ -78,15 +90,15 @@ class Schema:
             "title": "Lathe's configuration files; written by `python scripts/schema.py`",
             "files": [path.relative_to(self.folder).as_posix() for path in self.files if path.parent.name != "local"],
             "packages": sorted(self.packages),
-            "anyOf": [_file(name) for name in defs if name.endswith(".yaml")],
+            "anyOf": [_ref(name) for name in defs if name.endswith(".yaml")],
             "$defs": defs,
         }
 
     def _parameters(self, name: str, part: Any) -> dict[str, Json]:
         """Return the options of a component: its signature's parameters and the keys that the launch reads."""
         groups = {key.split(".")[0] for key, names in self.built.items() if name in names}
-        given = {*GIVEN, "start_step"} if "logger" in groups else GIVEN
-        schemas = {key: value for key, value in parameter_schemas(part).items() if key not in given}
+        supplied = {*GIVEN, "start_step"} if "logger" in groups else GIVEN
+        schemas = {key: value for key, value in parameter_schemas(part).items() if key not in supplied}
         for group in groups & commands.FACTS.keys():
             tree = commands.Plateau if name == PLATEAU else commands.FACTS[group]
             hints = typing.get_type_hints(tree, include_extras=True)
@@ -96,16 +108,16 @@ class Schema:
         return schemas
 
     def _component(self, name: str) -> Json:
-        places = [place for place, classes in self.built.items() if name in classes]
+        paths = [path for path, classes in self.built.items() if name in classes]
         properties: Json = {
             "_target_": {"type": "string", "pattern": f"^{name_pattern(name)}$"},
             "_partial_": {"type": "boolean"},
         }
-        if any("." not in place for place in places):
-            properties["defaults"] = {"$ref": "#/$defs/defaults"}
+        if any("." not in path for path in paths):
+            properties["defaults"] = _ref("defaults")
         for key, value in self.components[name].items():
-            inner = sorted({one for place in places for one in self._built_at(f"{place}.{key}")})
-            properties[key] = self._described(self.comments.get((name, key)), in_file(value, inner))
+            inner = sorted({component for path in paths for component in self._built_at(f"{path}.{key}")})
+            properties[key] = _described(self.comments.get((name, key)), in_ref(value, inner))
         tree: Json = {"type": "object", "properties": properties, "additionalProperties": False}
         if name == "lightning.Trainer":
             tree["needs"] = sorted(commands.Trainer.__required_keys__)
@@ -118,29 +130,26 @@ class Schema:
                     for key, value in self.components[kind].items():
                         options.setdefault(key, []).append(value)
             for key in sorted(options.keys() - properties.keys()):
-                value = {"anyOf": [one for value in options[key] for one in kinds(value)]}
-                properties[key] = self._described(self.comments.get((name, key)), in_file(value, ()))
+                value = {"anyOf": [component for value in options[key] for component in kinds(value)]}
+                properties[key] = _described(self.comments.get((name, key)), in_ref(value, ()))
             tree = {"type": "object", "properties": properties, "own": list(self.components[name])}
             tree["anyOf"] = [{"propertyNames": {"enum": list(properties)}}, {"required": ["_target_"]}]
         return tree
 
     def _built_at(self, key: str) -> list[str]:
         """Return the components that the files build at a key, or in a list at that key."""
-        places = {place: names for place, names in self.built.items() if re.sub(r"\[\d+\]$", "", place) == key}
-        return [name for names in places.values() for name in names if name in self.components]
+        at_key = {path: names for path, names in self.built.items() if re.sub(r"\[\d+\]$", "", path) == key}
+        return [name for names in at_key.values() for name in names if name in self.components]
 
-    def _section(self, tree: Any, key: str, groups: Json, said: Any, command: bool = False) -> Json:
+    def _section(self, tree: Any, key: str, groups: Json, notes: Any, command: bool = False) -> Json:
         properties: Json = {"hydra": {}} if command else {}
         if "." not in key:
-            properties["defaults"] = {"$ref": "#/$defs/defaults"}
+            properties["defaults"] = _ref("defaults")
         needs = [] if command else sorted(tree.__required_keys__)
-        hints = typing.get_type_hints(tree, include_extras=True)
-        for name, hint in hints.items():
+        for name, hint in typing.get_type_hints(tree, include_extras=True).items():
             below = f"{key}.{name}" if key else name
-            if hint == groups.get(below):
-                properties[name] = _file(f"{below}/*.yaml")
-            else:
-                properties[name] = self._value(hint, below, groups, said)
+            is_group = hint == groups.get(below)
+            properties[name] = _ref(f"{below}/*.yaml") if is_group else self._value(hint, below, groups, notes)
         if tree in (commands.Target, commands.ExportTarget):
             from lathe.export import TARGETS, get
 
@@ -150,53 +159,43 @@ class Schema:
                 properties[name] = {}  # a user's own is checked by its constructor
                 if name not in own_targets():
                     kind: Any = type(get(name))
-                    options = {key: in_file(value, ()) for key, value in parameter_schemas(kind).items()}
-                    closed = {"type": "object", "properties": options, "additionalProperties": False}
-                    properties[name] = {"anyOf": [closed, NULL]}
+                    options = {key: in_ref(value, ()) for key, value in parameter_schemas(kind).items()}
+                    properties[name] = {"anyOf": [_closed(options), NULL]}
         if getattr(tree, "__pydantic_config__", {}).get("extra") != "allow":
-            tree = {"type": "object", "properties": properties, "additionalProperties": False, "needs": needs}
-            return {key: value for key, value in tree.items() if value != []}
+            return _closed(properties) | ({"needs": needs} if needs else {})
         inner = {path.rpartition(".")[2]: path for path in self.built if path.rpartition(".")[0] == key}
         for name, path in inner.items():
-            refs = [{"$ref": f"#/$defs/{one}"} for one in self._built_at(path)]
-            properties[name] = self._described(said.get(("", path)), {"anyOf": [*refs, OWN, NULL]})
-        return {
-            "type": "object",
-            "properties": properties,
-            "additionalProperties": {"anyOf": [OWN, NULL]},
-            "needs": needs,
-        }
+            refs = [_ref(component) for component in self._built_at(path)]
+            properties[name] = _described(notes.get(("", path)), {"anyOf": [*refs, OWN, NULL]})
+        return _closed(properties) | {"additionalProperties": {"anyOf": [OWN, NULL]}, "needs": needs}
 
-    def _value(self, hint: Any, key: str, groups: Json, said: Any) -> Json:
+    def _value(self, hint: Any, key: str, groups: Json, notes: Any) -> Json:
         hint = _bare(hint)
         arms = _arms(hint)
-        note = said.get(("", key))
+        note = notes.get(("", key))
         sections = [arm for arm in arms if is_typeddict(arm)]
         if not sections:
-            return self._described(note, in_file(schema_of(hint), ()))
-        found: list[Json] = []
+            return _described(note, in_ref(schema_of(hint), ()))
+        variants: list[Json] = []
         for arm in sections:
             if _inherits(arm, commands.Component):
-                found += [{"$ref": f"#/$defs/{name}"} for name in self._built_at(key)] + [OWN]
-                found += [INTERPOLATED] if "." in key else []  # ??? in a file
+                variants += [_ref(name) for name in self._built_at(key)] + [OWN]
+                variants += [INTERPOLATED] if "." in key else []  # ??? in a file
             elif arm is commands.Nothing:
-                found.append({"type": "object", "properties": {"defaults": {}}, "additionalProperties": False})
+                variants.append(_closed({"defaults": {}}))
             else:
-                found.append(self._section(arm, key, groups, said))
+                variants.append(self._section(arm, key, groups, notes))
         rest = [schema_of(arm) for arm in arms if arm not in sections]
-        tree = found[0] if len(found) == 1 and not rest else {"anyOf": [*found, *rest]}
-        return self._described(note, tree)
-
-    def _described(self, note: str | None, tree: Json) -> Json:
-        return {"description": note, **tree} if note else tree
+        tree = variants[0] if len(variants) == 1 and not rest else {"anyOf": [*variants, *rest]}
+        return _described(note, tree)
 
 
-def in_file(schema: Json, nodes: Iterable[str]) -> Json:
+def in_ref(schema: Json, nodes: Iterable[str]) -> Json:
     """Return the schema of a value in a file, which may also be an interpolation or one of `nodes`."""
     if not schema:
         return {}
     flat = [OWN if kind == NODE else kind for kind in kinds(schema)]
-    return {"anyOf": [*({"$ref": f"#/$defs/{name}"} for name in nodes), *flat, INTERPOLATED]}
+    return {"anyOf": [*(_ref(name) for name in nodes), *flat, INTERPOLATED]}
 
 
 def name_pattern(name: str) -> str:
@@ -207,7 +206,7 @@ def name_pattern(name: str) -> str:
     return rf"{re.escape('.'.join(room))}(\.\w+)*\.{last}" if room[0] in ("lathe", "torch") else re.escape(name)
 
 
-def _components(found: list[Entry], packages: Iterable[str]) -> Iterator[tuple[str, Any]]:
+def _components(entries: list[Entry], packages: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """Yield the canonical name and the class or function of each component, the same one perhaps several times."""
     import torch
 
@@ -222,14 +221,14 @@ def _components(found: list[Entry], packages: Iterable[str]) -> Iterator[tuple[s
         if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer:
             yield f"torch.optim.{name}", kind
     yield PLATEAU, torch.optim.lr_scheduler.ReduceLROnPlateau
-    for item in found:
+    for item in entries:
         is_target = item.name == "_target_" or item.key.endswith(".kind.path")
         if is_target and item.value.partition(".")[0] in OUR_ROOTS:  # a user's are read from `packages`
             where, _, name = item.value.rpartition(".")
             yield canonical(item.value), getattr(importlib.import_module(where), name)
     for package in packages:
         path = getattr(importlib.import_module(package), "__path__", ())
-        for name in (package, *(one.name for one in pkgutil.walk_packages(path, f"{package}."))):
+        for name in (package, *(module_info.name for module_info in pkgutil.walk_packages(path, f"{package}."))):
             for key, part in vars(importlib.import_module(name)).items():
                 if not key.startswith("_") and callable(part) and getattr(part, "__module__", "") == name:
                     yield f"{name}.{key}", part
@@ -248,20 +247,18 @@ def _arms(hint: Any) -> list[Any]:
 
 def _inherits(tree: Any, base: Any) -> bool:
     """Return whether a TypedDict inherits from another, which Python does not record."""
-    return tree is base or any(_inherits(one, base) for one in getattr(tree, "__orig_bases__", ()) if one is not tree)
-
-
-def _file(name: str) -> Json:
-    return {"$ref": f"#/$defs/{name.replace('/', '~1')}"}
+    return tree is base or any(
+        _inherits(base_class, base) for base_class in getattr(tree, "__orig_bases__", ()) if base_class is not tree
+    )
 
 
 def text(tree: Json) -> str:
     """Return the file's text, with a line for each key, so that diffs are small."""
     tree = dict(tree)
     blocks = []
-    for name, one in tree.pop("$defs").items():
-        rest = {key: value for key, value in one.items() if key != "properties"}
-        lines = [f"   {_line(key)}: {_line(value)}" for key, value in one.get("properties", {}).items()]
+    for name, definition in tree.pop("$defs").items():
+        rest = {key: value for key, value in definition.items() if key != "properties"}
+        lines = [f"   {_line(key)}: {_line(value)}" for key, value in definition.get("properties", {}).items()]
         inner = ',\n  "properties": {\n' + ",\n".join(lines) + "\n  }" if lines else ""
         blocks.append(f" {_line(name)}: {_line(rest)[:-1]}{inner}}}")
     return f'{_line(tree)[:-1]},\n"$defs": {{\n' + ",\n".join(blocks) + "\n}}\n"

@@ -41,26 +41,26 @@ def run_cases(cfg: dict[str, Any]) -> None:
         finally:
             torch.compiler.reset()
         breaks = dict(counters["graph_break"])
-        found = {"breaks": breaks, "made": Graphs.made, "anew": Graphs.anew}
-        _note(cfg["notes"], {"case": number, "refused": refused, **found})
+        counts = {"breaks": breaks, "made": Graphs.made, "anew": Graphs.anew}
+        _note(cfg["notes"], {"case": number, "refused": refused, **counts})
 
 
-def _note(path: str, words: dict[str, Any]) -> None:
+def _note(path: str, line: dict[str, Any]) -> None:
     if torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
         return
-    if "began" in words:
-        print(f"case {words['case']}", file=sys.stderr, flush=True)
+    if "began" in line:
+        print(f"case {line['case']}", file=sys.stderr, flush=True)
     with Path(path).open("a") as file:
-        file.write(json.dumps(words) + "\n")
+        file.write(json.dumps(line) + "\n")
 
 
-def chosen(asked: Any, known: Any) -> dict[str, Any]:
-    """Return nets by title: `asked` itself, or the known ones of a list of titles."""
-    if isinstance(asked, dict):
-        return asked
-    wrong = [str(title) for title in asked if title not in known]
-    require(not wrong, f"models=[{', '.join(wrong)}]: expected some of {', '.join(known)}.")
-    return {title: known[title] for title in asked}
+def select_models(requested: Any, known: Any) -> dict[str, Any]:
+    """Return nets by title: `requested` itself, or the known ones of a list of titles."""
+    if isinstance(requested, dict):
+        return requested
+    unknown = [str(title) for title in requested if title not in known]
+    require(not unknown, f"models=[{', '.join(unknown)}]: expected some of {', '.join(known)}.")
+    return {title: known[title] for title in requested}
 
 
 def graphs(works: list[dict[str, Any]]) -> str:
@@ -71,11 +71,11 @@ def graphs(works: list[dict[str, Any]]) -> str:
         breaks[case["strategy"]] += sum(case["breaks"].values())
         anew[case["strategy"]] += case["anew"]
         none[case["strategy"]] += not case["made"]
-    told = [
+    places, late, missing = (
         ", ".join(f"{count} in {strategy}" for strategy, count in (+counts).items()) or "none"
         for counts in (breaks, anew, none)
-    ]
+    )
     return (
-        f"{len(compiled)} compiled cells; places where a graph was given up: {told[0]}; graphs made in training after\n"
-        f"the first optimizer step: {told[1]}; cells without any graph: {told[2]}."
+        f"{len(compiled)} compiled cells; places where a graph was given up: {places}; graphs made in training after\n"
+        f"the first optimizer step: {late}; cells without any graph: {missing}."
     )

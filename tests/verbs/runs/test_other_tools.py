@@ -35,18 +35,6 @@ def lightning_csv(folder: Path) -> Path:
     return folder / "lightning_logs"
 
 
-def lightning_tensorboard(folder: Path) -> Path:
-    from lightning.pytorch.loggers import TensorBoardLogger
-
-    for config, score in RUNS:
-        logger = TensorBoardLogger(folder)
-        logger.log_hyperparams(config)
-        logger.log_metrics({"val_accuracy": score / 2}, 1)
-        logger.log_metrics({"val_accuracy": score}, 2)
-        logger.finalize("success")
-    return folder
-
-
 def tensorboard(folder: Path) -> Path:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -68,21 +56,8 @@ def wandb(folder: Path) -> Path:
     return folder
 
 
-def mlflow(folder: Path) -> Path:
-    client = pytest.importorskip("mlflow").MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    experiment = client.create_experiment("e")
-    for config, score in RUNS:
-        run = client.create_run(experiment).info.run_id
-        for key, value in config.items():
-            client.log_param(run, key, value)
-        for step in (1, 2):
-            client.log_metric(run, "val_accuracy", score * step / 2, step=step)
-        client.set_terminated(run)
-    return folder
-
-
 def mlflow_database(folder: Path) -> Path:
-    """The tables that a report reads of MLflow's."""
+    """The tables of MLflow that a report reads."""
     with sqlite3.connect(folder / "mlflow.db") as base:
         base.execute("CREATE TABLE runs (run_uuid, name, status, lifecycle_stage, start_time)")
         base.execute("CREATE TABLE params (run_uuid, key, value)")
@@ -118,12 +93,11 @@ def table(folder: Path) -> Path:
     return folder / "all.csv"
 
 
-QUICK = [lightning_csv, lightning_tensorboard, tensorboard, mlflow_database, mlflow_files, table]
-SLOW = [pytest.param(tool, marks=pytest.mark.slow) for tool in (wandb, mlflow)]
+TOOLS = [lightning_csv, tensorboard, mlflow_database, mlflow_files, table]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of mlflow's and wandb's imports
-@pytest.mark.parametrize("make", [*QUICK, *SLOW], ids=lambda make: make.__name__)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of wandb's imports
+@pytest.mark.parametrize("make", [*TOOLS, pytest.param(wandb, marks=pytest.mark.slow)], ids=lambda make: make.__name__)
 def test_a_report_of_another_tools_runs_has_means_and_paired_differences(
     make: Callable[[Path], Path], tmp_path: Path
 ) -> None:
@@ -143,10 +117,8 @@ def test_a_report_of_another_tools_runs_has_means_and_paired_differences(
 def test_runs_without_a_seed_are_independent_and_in_no_pair(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("run,step,net,test_loss\na,1,mlp,1\nb,1,mlp,2\nc,1,cnn,3\nd,1,cnn,5\n")
     data = page_data(report({**REQUEST, "runs": [str(tmp_path / "t.csv")]}))
-    assert {group["label"]: (group["n"], group["mean"]) for group in data["groups"]} == {
-        "net=cnn": (2, 4),
-        "net=mlp": (2, 1.5),
-    }
+    groups = {group["label"]: (group["n"], group["mean"]) for group in data["groups"]}
+    assert groups == {"net=cnn": (2, 4), "net=mlp": (2, 1.5)}
     assert data["pairs"][0]["n"] == 0
 
 

@@ -1,6 +1,5 @@
-"""Collection of runs below the paths of a report: runs in every state, sweeps, and other folders."""
+"""Runs of a report: in every state, of sweeps and of several tasks. tests/runs/test_run_discovery.py has the search."""
 
-import fcntl
 import os
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from support.run_directories import write_run, write_sweep
 
 from lathe.errors import UserError
 from lathe.verbs.report.assemble import check_tasks
-from lathe.verbs.runs.reader import find_runs, paths_of
+from lathe.verbs.runs.reader import find_runs
 
 
 @pytest.fixture(autouse=True)
@@ -17,63 +16,32 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_runs_are_found_below_folders_patterns_and_lists_once(tmp_path: Path) -> None:
-    first, second = (write_run(tmp_path / "logs", number, 0.9) for number in (0, 1))
-    other = write_run(tmp_path / "logs", 2, 0.9, ["name=other"])
-    (tmp_path / "logs" / "latest").symlink_to(other)
-    (tmp_path / "logs" / "train" / ".tmp-here").mkdir()
-    for named, expected in {
-        ("logs/train",): [first, second],
-        ("logs",): [other, first, second],
-        ("logs/latest",): [other],
-        ("logs/train/*_00-00-01_*",): [second],
-        ("logs/train", str(second), "logs/other"): [other, first, second],
-    }.items():
-        assert [run.path for run in find_runs(named)] == expected
-    assert paths_of("logs/t*") == [Path("logs/train")]
-
-
-def test_every_state_is_told(tmp_path: Path) -> None:
-    write_run(tmp_path, 0, 0.9)
-    write_run(tmp_path, 1, 0.5, pruned=20)
-    old = write_run(tmp_path, 2)
+def test_an_unfinished_run_names_the_command_that_continues_it(tmp_path: Path) -> None:
+    old, begun = write_run(tmp_path, 0), write_run(tmp_path, 1)
     (old / ".lock").unlink()
     os.utime(old, (0, 0))
     os.utime(old / "metrics.csv", (0, 0))
-    begun = write_run(tmp_path, 3)
     (begun / "checkpoints").mkdir()
     (begun / "checkpoints" / "last.ckpt").touch()
-    going = write_run(tmp_path, 4)
-    torn = write_run(tmp_path, 5, 0.9)
-    (torn / "result.json").write_text('{"test/accuracy": 0.')
-    broken = write_run(tmp_path, 6, 0.9)
-    (broken / "config.yaml").write_text("name: [train")
-    expected = ["complete", "pruned", "unfinished", "unfinished", "running", "failed", "failed"]
-    with open(going / ".lock", "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        runs = find_runs(str(tmp_path))
-        assert [run.state for run in runs] == expected
-    assert runs[2].sentence is None
-    assert runs[3].sentence == f"python train.py resume={begun.relative_to(tmp_path)} continues it."
-    assert all("can't be read" in str(run.sentence) for run in runs[5:])
+    first, second = find_runs(str(tmp_path))
+    assert (first.state, second.state, first.sentence) == ("unfinished", "unfinished", None)
+    assert second.sentence == f"python train.py resume={begun.relative_to(tmp_path)} continues it."
     assert not (old / ".lock").exists()  # a report writes nothing there
 
 
 def test_a_sweep_is_its_jobs_with_those_that_left_nothing(tmp_path: Path) -> None:
     done, pruned, died = (write_run(tmp_path, number, accuracy) for number, accuracy in enumerate((0.9, 0.5, None)))
     (pruned / "result.json").unlink()
-    sweep = write_sweep(
-        tmp_path,
-        [
-            {"run_dir": str(done)},
-            {"run_dir": str(pruned), "state": "pruned"},
-            {"run_dir": str(died), "state": "failed", "sentence": "the loss is not finite"},
-            {"overrides": ["optimizer.lr=-1", "seed=7"], "state": "refused", "sentence": "optimizer.lr=-1: no"},
-            {"state": "waiting"},
-            {"run_dir": str(tmp_path / "train" / "gone"), "state": "complete"},
-            {"run_dir": str(tmp_path / "train" / "lost"), "state": "failed", "sentence": "out of memory"},
-        ],
-    )
+    jobs = [
+        {"run_dir": str(done)},
+        {"run_dir": str(pruned), "state": "pruned"},
+        {"run_dir": str(died), "state": "failed", "sentence": "the loss is not finite"},
+        {"overrides": ["optimizer.lr=-1", "seed=7"], "state": "refused", "sentence": "optimizer.lr=-1: no"},
+        {"state": "waiting"},
+        {"run_dir": str(tmp_path / "train" / "gone"), "state": "complete"},
+        {"run_dir": str(tmp_path / "train" / "lost"), "state": "failed", "sentence": "out of memory"},
+    ]
+    sweep = write_sweep(tmp_path, jobs)
     runs = find_runs(str(sweep))
     states = ["complete", "pruned", "failed", "failed", "waiting", "gone", "failed"]
     assert [(run.number, run.state) for run in runs] == list(enumerate(states))
@@ -99,7 +67,7 @@ def test_runs_of_several_tasks_are_refused_unless_that_is_what_is_asked(tmp_path
     text = (other / "config.yaml").read_text()
     (other / "config.yaml").write_text(text.replace("ClassificationTask", "LanguageModellingTask"))
     runs = find_runs(str(tmp_path))
-    expected = r"^runs: these are of 2 tasks \(ClassificationTask of 1, LanguageModellingTask of 1\), whose metrics"
+    expected = r"^runs: these are of 2 tasks \(ClassificationTask of 1, LanguageModellingTask of 1\)\. Name runs of one"
     with pytest.raises(UserError, match=expected):
         check_tasks(runs, None)
     check_tasks(runs, ["task._target_"])

@@ -16,18 +16,14 @@ from lathe.verbs.runs.command import OPTIONS
 from lathe.verbs.runs.reader import find_runs
 
 
-def listed(cli: Cli, capfd: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+def listed(cli: Cli, *words: str) -> list[dict[str, Any]]:
     code, error = cli(*words, "output=list.json", script="scripts/runs.py")
     assert (code, error) == (0, "")
     return list(json.loads(Path("list.json").read_text()))
 
 
-def names(rows: list[dict[str, Any]]) -> list[str]:
-    return [row["run"][-6:] for row in rows]
-
-
-def test_a_row_says_what_a_run_is(logs: Path, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
-    a, b, c = listed(cli, capfd)
+def test_a_row_says_what_a_run_is(logs: Path, cli: Cli) -> None:
+    a, b, c = listed(cli)
     assert a["run"] == "logs/digits/2026-11-20_10-00-00_aaaaaa"
     assert (a["name"], a["date"], a["state"]) == ("digits", "2026-11-20 10:00:00", "complete")
     result = RunDir(run_dirs(logs)[0]).result
@@ -39,49 +35,38 @@ def test_a_row_says_what_a_run_is(logs: Path, cli: Cli, capfd: pytest.CaptureFix
     assert (c["state"], c["objective"], c["name"]) == ("pruned", 0.25, "other")
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["where=[state=complete]"], ["aaaaaa"]),
-        (["where=name=digits"], ["aaaaaa", "bbbbbb"]),
-        (["where=[name=dig*,optimizer.lr=2e-1]"], ["bbbbbb"]),
-        (["where=[tags=baseline]"], ["aaaaaa", "cccccc"]),
-        (["where=[test/accuracy>0.2]"], ["aaaaaa"]),
-        (["where=[objective<=0.25]"], ["cccccc"]),
-        (["where=[seed>=7,seed<42]"], ["bbbbbb"]),
-        (["since=2026-11-20T10:30"], ["bbbbbb", "cccccc"]),
-        (["runs=logs/digits"], ["aaaaaa", "bbbbbb"]),
-        (["runs=logs/latest"], ["cccccc"]),
-        (["runs=[logs/latest,logs/*/2026-11-20_10*]"], ["aaaaaa", "cccccc"]),
-        (["sort=-date"], ["cccccc", "bbbbbb", "aaaaaa"]),
-        (["sort=-objective"], ["bbbbbb", "aaaaaa", "cccccc"]),
-        (["sort=optimizer.lr"], ["aaaaaa", "cccccc", "bbbbbb"]),
-    ],
-)
-def test_runs_are_chosen_and_ordered(
-    logs: Path, cli: Cli, capfd: pytest.CaptureFixture[str], words: list[str], expected: list[str]
-) -> None:
-    assert names(listed(cli, capfd, *words)) == expected
+def test_runs_are_chosen_and_ordered(logs: Path, cli: Cli) -> None:
+    for word, expected in {
+        "where=[state=complete]": "a",
+        "where=name=digits": "ab",
+        "where=[name=dig*,optimizer.lr=2e-1]": "b",
+        "where=[tags=baseline]": "ac",
+        "where=[test/accuracy>0.2]": "a",
+        "where=[objective<=0.25]": "c",
+        "where=[seed>=7,seed<42]": "b",
+        "since=2026-11-20T10:30": "bc",
+        "runs=[logs/latest,logs/*/2026-11-20_10*]": "ac",
+        "sort=-date": "cba",
+        "sort=-objective": "bac",  # b has none
+        "sort=optimizer.lr": "acb",
+    }.items():
+        assert "".join(row["run"][-1] for row in listed(cli, word)) == expected, word
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["where=[optimizer.lrr=1]"], "where=optimizer.lrr=1: none of these 3 runs has optimizer.lrr"),
-        (["tag=[x]"], "tag would be for every run below logs"),
-        (["delete=complete"], "delete would be for every run below logs"),
-        (["delete=unfinished"], "delete=unfinished asks before it removes 1 unfinished run, "),
-    ],
-)
-def test_a_mistake_costs_a_sentence_and_changes_nothing(logs: Path, cli: Cli, words: list[str], sentence: str) -> None:
-    before = {path: path.read_bytes() for path in logs.rglob("*") if path.is_file()}
-    said = refused(cli, *words)
-    assert said.startswith(sentence)
+def test_a_mistake_costs_a_sentence_and_changes_nothing(logs: Path, cli: Cli) -> None:
+    before = {path: path.read_bytes() for path in logs.rglob("*") if path.is_file() and path.name != ".lock"}
+    for word, sentence in {
+        "where=[optimizer.lrr=1]": "where=optimizer.lrr=1: none of these 3 runs has optimizer.lrr",
+        "tag=[x]": "tag would be for every run below logs",
+        "delete=complete": "delete would be for every run below logs",
+        "delete=unfinished": "delete=unfinished asks before it removes 1 unfinished run, ",
+    }.items():
+        assert refused(cli, word).startswith(sentence)
     after = {path: path.read_bytes() for path in logs.rglob("*") if path.is_file() and path.name != ".lock"}
-    assert after == {path: text for path, text in before.items() if path.name != ".lock"}
+    assert after == before
 
 
-def test_two_runs_are_compared(logs: Path, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
+def test_two_runs_are_compared(logs: Path, cli: Cli) -> None:
     a, b, c = (str(path.relative_to(logs.parent)) for path in run_dirs(logs))
     assert cli(f"compare=[{a},{c}]", "points=2", "output=c.json", script="scripts/runs.py")[0] == 0
     found = json.loads(Path("c.json").read_text())
@@ -90,9 +75,8 @@ def test_two_runs_are_compared(logs: Path, cli: Cli, capfd: pytest.CaptureFixtur
     assert found["metrics"]["test/accuracy"] == [result["test/accuracy"], 0.125]
     assert [point[0] for point in found["curves"]["train/loss"]] == [5, 40]
     assert all(mine == theirs for _, mine, theirs in found["curves"]["train/loss"])
-    (Path(b) / "environment.json").write_text(
-        json.dumps({**RunDir(Path(b)).environment, "python": "3.9.1", "git_diff": "+x\n+y"})
-    )
+    environment = {**RunDir(Path(b)).environment, "python": "3.9.1", "git_diff": "+x\n+y"}
+    (Path(b) / "environment.json").write_text(json.dumps(environment))
     assert cli(f"compare=[{a},{b}]", "output=c.json", script="scripts/runs.py")[0] == 0
     found = json.loads(Path("c.json").read_text())
     assert found["configuration"] == {"optimizer.lr": [0.1, 0.2], "seed": [42, 7], "tags": [["baseline"], []]}
@@ -120,7 +104,7 @@ def test_what_a_stranger_wrote_is_shown_and_not_obeyed(logs: Path, cli: Cli, cap
     (b / "overrides.yaml").write_text('- "model=\\e[2Jx"\n- "m\\e[2Jx=1"\n')
     (a / "config.yaml").write_text("name: [torn")
     (a / "result.json").write_text("{")
-    assert names(listed(cli, capfd)) == ["aaaaaa", "bbbbbb", "cccccc"]
+    assert len(listed(cli)) == 3
     capfd.readouterr()
     assert in_process("scripts/runs.py") == 0
     printed = capfd.readouterr().out
@@ -129,9 +113,7 @@ def test_what_a_stranger_wrote_is_shown_and_not_obeyed(logs: Path, cli: Cli, cap
     assert "\x1b" not in printed
 
 
-def test_tags_are_where_a_continued_run_and_a_report_look(
-    logs: Path, cli: Cli, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_tags_are_where_a_continued_run_and_a_report_look(logs: Path, cli: Cli) -> None:
     a, b, _ = run_dirs(logs)
     before = yaml.safe_load((a / "config.yaml").read_text())
     weights = (a / "checkpoints" / "last.ckpt").read_bytes()
@@ -189,10 +171,10 @@ def test_a_run_that_another_needs_to_go_on_stays(logs: Path, cli: Cli) -> None:
     assert [path.is_dir() for path in (a, b, c)] == [False] * 3
 
 
-def test_a_running_run_is_never_touched(logs: Path, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_running_run_is_never_touched(logs: Path, cli: Cli) -> None:
     b = run_dirs(logs)[1]
     with RunDir(b).locked():
-        assert [row["state"] for row in listed(cli, capfd)] == ["complete", "running", "pruned"]
+        assert [row["state"] for row in listed(cli)] == ["complete", "running", "pruned"]
         assert cli("delete=unfinished", "yes=true", script="scripts/runs.py") == (0, "")
         for words in (["archive=old"], ["tag=[x]"]):
             said = refused(cli, "runs=logs", *words)
@@ -202,12 +184,12 @@ def test_a_running_run_is_never_touched(logs: Path, cli: Cli, capfd: pytest.Capt
     assert not b.exists()
 
 
-@pytest.mark.parametrize("words", [(), ("compare=[a,b]",)])
-def test_a_key_that_is_not_used_is_refused(logs: Path, cli: Cli, words: tuple[str, ...]) -> None:
+def test_a_key_that_is_not_used_is_refused(logs: Path, cli: Cli) -> None:
     """Every key that applies to some commands, with each of the others."""
-    asked = words[0].partition("=")[0] if words else "the list"
     odd = {"where": "[seed=1]", "since": "3d", "sort": "name", "limit": "1", "columns": "[seed]", "points": "3"}
     odd |= {"output": "x.json", "runs": "logs", "yes": "true"}
-    typed = [key for key, (_, takes) in OPTIONS.items() if asked not in takes]
-    code, error = cli(*words, *(f"{key}={odd[key]}" for key in typed), script="scripts/runs.py")
-    assert (code, [line.removeprefix("Error: ").split("=")[0] for line in error.splitlines()]) == (1, typed)
+    for words in ((), ("compare=[a,b]",)):
+        asked = "compare" if words else "the list"
+        unused = [key for key, (_, actions) in OPTIONS.items() if asked not in actions]
+        code, error = cli(*words, *(f"{key}={odd[key]}" for key in unused), script="scripts/runs.py")
+        assert (code, [line.removeprefix("Error: ").split("=")[0] for line in error.splitlines()]) == (1, unused)

@@ -31,19 +31,19 @@ def report(request: Mapping[str, Any]) -> Report:
     formats = request["formats"]
     lacking = uninstalled("report", "scipy")
     require(lacking is None, str(lacking))
-    told = assemble(request)
+    result = assemble(request)
     folder = _folder(request["output"], [request["runs"]] if isinstance(request["runs"], str) else request["runs"])
-    texts = {name: make(told) for kind in formats if kind in TEXTS for name, make in TEXTS[kind].items()}
+    texts = {name: make(result) for kind in formats if kind in TEXTS for name, make in TEXTS[kind].items()}
     if "html" in formats:
-        texts["report.html"] = as_html(page_data(told, folder))
+        texts["report.html"] = as_html(page_data(result, folder))
     if texts:
         folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         write_atomically(folder / name, text)
-    show(told)
+    show(result)
     if texts:
         say(terminal(), f"Written: {', '.join(os.path.relpath(folder / name) for name in texts)}")
-    return told
+    return result
 
 
 def runs_frame(runs: str | Sequence[str] = "logs") -> Any:
@@ -52,25 +52,25 @@ def runs_frame(runs: str | Sequence[str] = "logs") -> Any:
     Columns are run, name, state, date, seed, steps and tags, the final metrics by name, and the configuration keys that
     differ between the runs. Raises UserError for a path without runs.
     """
-    found = find_all_runs(runs)
-    differing = Differences([run for run in found if run.leaves]).keys
+    all_runs = find_all_runs(runs)
+    differing = Differences([run for run in all_runs if run.leaves]).keys
     columns = ("name", "state", "date", "seed", "steps", "tags")
     rows = [
         {"run": run.where}
         | {name: run.value(name) for name in columns}
         | run.metrics
         | {key: run.leaves.get(key) for key in differing}
-        for run in found
+        for run in all_runs
     ]
     return import_module("pandas").DataFrame(rows) if find_spec("pandas") is not None else rows
 
 
-def _folder(output: str | None, named: list[str]) -> Path:
+def _folder(output: str | None, patterns: list[str]) -> Path:
     """Return the output folder, by default `report` in the folder that contains all runs, or here."""
     if output is not None:
         folder = Path(output)
     else:
-        paths = [path.resolve() for word in named for path in paths_of(word)]
+        paths = [path.resolve() for pattern in patterns for path in paths_of(pattern)]
         folders = [path.parent if is_run(path) or path.is_file() else path for path in paths]
         common = Path(os.path.commonpath(folders))
         folder = Path("report") if common in Path.cwd().parents else common / "report"

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -83,7 +83,7 @@ class Report:
     @cached_property
     def marks(self) -> list[str]:
         """Caveats: reasons why the runs are less comparable than they seem."""
-        tested = {metric: sum(pair.told.p is not None for pair in pairs) for metric, pairs in self.pairs.items()}
+        tested = {metric: sum(pair.test.p is not None for pair in pairs) for metric, pairs in self.pairs.items()}
         caveats = _caveats(self.runs, self.differences, self.metrics, tested)
         return [*self.notes, *([SINGLE] if self.single else []), *caveats]
 
@@ -101,45 +101,39 @@ class Report:
 
 def assemble(request: Mapping[str, Any]) -> Report:
     """Build the report that the keys of configs/report.yaml request."""
-    named, by, asked = (_list(request[key]) for key in ("runs", "by", "metric"))
-    found = find_all_runs(named or [])
-    runs = [run for run in found if run.path is not None or run.state != "waiting"]
-    require(bool(runs), f"runs={named}: none of the {len(found)} jobs has begun.")
+    patterns, by, requested = (_list(request[key]) for key in ("runs", "by", "metric"))
+    all_runs = find_all_runs(patterns or [])
+    runs = [run for run in all_runs if run.path is not None or run.state != "waiting"]
+    require(bool(runs), f"runs={patterns}: none of the {len(all_runs)} jobs has begun.")
     check_tasks(runs, by)
-    wanted = _choose_metrics(runs, asked)
+    metrics = _choose_metrics(runs, requested)
     differences = Differences([run for run in runs if run.leaves])
     groups = make_groups(runs, differences, by)
-    directions = {metric: direction_of(metric, runs, request["direction"]) for metric in wanted}
-    search: dict[str, Any] | None = None
-    sweeps = {run.file and run.file.parent.parent for run in runs}
-    if len(sweeps) == 1 and (sweep := sweeps.pop()) is not None:  # all runs are jobs of one sweep, perhaps a search
-        with suppress(UserError, OSError):
-            facts = RunDir(sweep).plain("sweep.yaml")
-            options = facts.get("sweep") if isinstance(facts, dict) else None
-            search = options if isinstance(options, dict) and isinstance(options.get("space"), dict) else None
+    directions = {metric: direction_of(metric, runs, request["direction"]) for metric in metrics}
+    search = _search_options(runs)
     baseline = groups[find_baseline(groups, request["baseline"])]
     if search is not None or all(len(group.units) < 2 for group in groups):
-        sign = -1 if directions[wanted[0]] == "max" else 1  # best mean first, then no metric, then no complete run
-        means = {id(group): group.mean_of(wanted[0]) for group in groups}
-        groups.sort(key=lambda one: (not one.units, means[id(one)] is None, sign * (means[id(one)] or 0.0)))
+        sign = -1 if directions[metrics[0]] == "max" else 1  # best mean first, then no metric, then no complete run
+        means = {id(group): group.mean_of(metrics[0]) for group in groups}
+        groups.sort(key=lambda group: (not group.units, means[id(group)] is None, sign * (means[id(group)] or 0.0)))
     if search is not None and request["baseline"] is None:
         baseline = groups[0]
-    columns, known = _list(request["columns"]), [*groups[0].factors, *COLUMNS]
+    columns, names = _list(request["columns"]), [*groups[0].factors, *COLUMNS]
     for name in columns or ():
-        hint = did_you_mean(name, known, f"there are {', '.join(known)}.")
-        require(name in [*known, *titles([*groups[0].factors])], f"columns=[{name}]: no table has this column; {hint}")
-    guessed = _doubts(runs, wanted, asked, request["direction"])
+        hint = did_you_mean(name, names, f"there are {', '.join(names)}.")
+        require(name in [*names, *titles([*groups[0].factors])], f"columns=[{name}]: no table has this column; {hint}")
+    notes = list(_guesses(runs, metrics, requested, request["direction"]))
     return Report(
-        title=", ".join(named or []),
+        title=", ".join(patterns or []),
         runs=runs,
-        waiting=len(found) - len(runs),
+        waiting=len(all_runs) - len(runs),
         differences=differences,
         groups=groups,
-        baseline=next(at for at, group in enumerate(groups) if group is baseline),
-        metrics=wanted,
+        baseline=next(index for index, group in enumerate(groups) if group is baseline),
+        metrics=metrics,
         directions=directions,
         how=Interval(request["interval"], request["confidence"], request["seed"]),
-        notes=[*guessed, *([] if search is None else [_search_note(runs, search, wanted[0])])],
+        notes=notes if search is None else [*notes, _search_note(runs, search, metrics[0])],
         search=search is not None,
         columns=columns,
     )
@@ -151,8 +145,7 @@ def check_tasks(runs: Sequence[Run], by: Sequence[str] | None) -> None:
     listed = ", ".join(f"{name.rpartition('.')[2]} of {count}" for name, count in tasks.most_common())
     require(
         len(tasks) < 2 or not {"task", "task._target_"}.isdisjoint(by or ()),
-        f"runs: these are of {len(tasks)} tasks ({printable(listed)}), whose metrics are no measure of each other: "
-        "name runs of one, or compare them all the same with by=task._target_.",
+        f"runs: these are of {len(tasks)} tasks ({printable(listed)}). Name runs of one, or add by=task._target_.",
     )
 
 
@@ -172,47 +165,50 @@ def available(runs: Sequence[Run]) -> list[str]:
     return sorted(names, key=lambda name: (ORDER.index(kinds[name]), name))
 
 
-def _choose_metrics(runs: Sequence[Run], asked: Sequence[str] | None) -> list[str]:
+def _choose_metrics(runs: Sequence[Run], requested: Sequence[str] | None) -> list[str]:
     """Return the requested metrics, or the one that selected the best checkpoints, on test if available."""
     names = available(runs)
     if not names:
         states = ", ".join(f"{count} {state}" for state, count in Counter(run.state for run in runs).items())
-        why = dict.fromkeys(run.sentence for run in runs if run.sentence)
-        raise UserError(f"runs: none has a metric yet ({states}). {' '.join(list(why)[:5])}".strip())
-    for name in asked or ():
+        sentences = dict.fromkeys(run.sentence for run in runs if run.sentence)
+        raise UserError(f"runs: none has a metric yet ({states}). {' '.join(list(sentences)[:5])}".strip())
+    for name in requested or ():
         if name not in names:
             hint = did_you_mean(name, names, f"they have {', '.join(names[:10])}.")
             raise UserError(f"metric={name}: no run has measured it; {hint}")
-    return list(dict.fromkeys(asked or [next((name for name in _selecting(runs) if name in names), names[0])]))
+    return list(dict.fromkeys(requested or [next((name for name in _selecting(runs) if name in names), names[0])]))
 
 
 def _selected_by(runs: Sequence[Run]) -> str | None:
     """Return the metric that selected the best checkpoint of most runs, or that a sweep optimized."""
-    names = [run.leaves.get("objective") or run.result.get("monitor") for run in runs if run.metrics]
-    known = Counter(name for name in names if isinstance(name, str))
-    return known.most_common(1)[0][0] if known else None
+    names = (run.leaves.get("objective") or run.result.get("monitor") for run in runs if run.metrics)
+    return _commonest(name for name in names if isinstance(name, str))
 
 
-def direction_of(name: str, runs: Sequence[Run], asked: str | None) -> str:
+def _commonest(values: Iterable[str]) -> str | None:
+    return next((value for value, _ in Counter(values).most_common(1)), None)
+
+
+def direction_of(name: str, runs: Sequence[Run], direction: str | None) -> str:
     """Return max or min: as requested, as recorded by the runs, or guessed from the name."""
-    return asked or _recorded(name, runs) or ("min" if lower_is_better(_meant(name, runs)) else "max")
+    return direction or _recorded(name, runs) or ("min" if lower_is_better(_meant(name, runs)) else "max")
 
 
-def _doubts(runs: Sequence[Run], wanted: Sequence[str], asked: Sequence[str] | None, way: str | None) -> Iterator[str]:
+def _guesses(
+    runs: Sequence[Run], metrics: Sequence[str], requested: Sequence[str] | None, direction: str | None
+) -> Iterator[str]:
     """Yield a note for each metric or direction that was guessed."""
-    if not asked and wanted[0] not in _selecting(runs):
+    if not requested and metrics[0] not in _selecting(runs):
         name = _selected_by(runs)
-        reason = "No run says by which metric it chose its best checkpoint"
-        reason = reason if name is None else f"No result has {name}, by which the runs chose their best checkpoint"
-        others = ", ".join([other for other in available(runs) if other != wanted[0]][:5])
-        another = f"; metric= takes another ({others})" if others else ""
-        yield f"{reason}: the tables are of {wanted[0]}{another}."
-    for name in wanted if way is None else ():
-        best = direction_of(name, runs, None)
-        turned = "direction=min" if best == "max" else "direction=max"
+        named = "" if name is None else f" ({name})"
+        others = ", ".join([other for other in available(runs) if other != metrics[0]][:5])
+        hint = f"; metric= takes another ({others})" if others else ""
+        yield f"No result has the metric that chose the best checkpoints{named}: the tables are of {metrics[0]}{hint}."
+    for name in metrics if direction is None else ():
+        guess = direction_of(name, runs, None)
+        more, opposite = ("higher", "min") if guess == "max" else ("lower", "max")
         if _recorded(name, runs) is None:
-            more = "higher" if best == "max" else "lower"
-            yield f"That {more} {name} is better was guessed from its name, no run says it: {turned} turns it round."
+            yield f"That {more} {name} is better was guessed from its name: direction={opposite} reverses it."
 
 
 def _selecting(runs: Sequence[Run]) -> list[str]:
@@ -228,9 +224,8 @@ def _recorded(name: str, runs: Sequence[Run]) -> str | None:
     """Return the direction that most runs recorded; that of a cost is known."""
     if is_cost(name):
         return "min" if lower_is_better(name) else "max"
-    meant = _meant(name, runs)
-    ways = Counter(way for run in runs if (way := recorded_direction(run.result, meant)) is not None)
-    return ways.most_common(1)[0][0] if ways else None
+    monitor = _meant(name, runs)
+    return _commonest(filter(None, (recorded_direction(run.result, monitor) for run in runs)))
 
 
 # what makes runs less comparable, and what a search chose
@@ -239,18 +234,14 @@ FRONT = 8  # trials that are listed by number
 
 
 def counts(runs: Sequence[Run]) -> dict[str, int]:
-    found = Counter(run.state for run in runs)
-    return {state: found[state] for state in STATES}
+    tally = Counter(run.state for run in runs)
+    return {state: tally[state] for state in STATES}
 
 
 def left_out(runs: Sequence[Run], waiting: int) -> list[str]:
     """Return a line for each run that is not in the tables, with the reason."""
-    lines = [
-        f"{run.state}: {run.label}" + (f": {run.sentence}" if run.sentence else "")
-        for run in runs
-        if run.state != "complete"
-    ]
-    return lines + ([f"{many(waiting, 'job')} of the sweep {_have(waiting)} not begun"] if waiting else [])
+    lines = [": ".join(filter(None, (run.state, run.label, run.sentence))) for run in runs if run.state != "complete"]
+    return lines + ([f"waiting: {many(waiting, 'job')} of the sweep"] if waiting else [])
 
 
 def _caveats(
@@ -264,83 +255,85 @@ def _caveats(
             commit, change = run.environment.get("git_commit"), str(run.environment.get("git_diff") or "")
             name = f"{str(commit)[:7] if commit else 'no commit'}{' and changes' if change else ''}"
             commits[printable(name), change] += 1
-    if len(commits) > 1:
-        listed = ", ".join(f"{name}: {count}" for (name, _), count in commits.most_common(5))
-        yield f"The runs are of {len(commits)} states of the code ({listed})."
+    kinds: dict[str, list[tuple[str, int]]] = {
+        "states of the code": [(name, count) for (name, _), count in commits.most_common()]
+    }
     for package in ("lathe", "torch"):
-        packages = (run.environment.get("packages") for run in runs)
-        found = [one.get(package) for one in packages if isinstance(one, dict)]
-        versions = Counter(printable(str(version)) for version in found if version)
-        if len(versions) > 1:
-            listed = ", ".join(f"{version}: {count}" for version, count in versions.most_common(5))
-            yield f"The runs are of {len(versions)} versions of {package} ({listed})."
+        packages = [run.environment.get("packages") for run in runs]
+        versions = [installed.get(package) for installed in packages if isinstance(installed, dict)]
+        kinds[f"versions of {package}"] = Counter(printable(str(name)) for name in versions if name).most_common()
+    for kind, tally in kinds.items():
+        if len(tally) > 1:
+            listed = ", ".join(f"{name}: {count}" for name, count in tally[:5])
+            yield f"The runs are of {len(tally)} {kind} ({listed})."
     if keys := data_keys(differences.keys):
         yield f"The runs are of different data ({', '.join(keys[:4])}): a difference may be theirs."
     losses = " and ".join(name for name in metrics if without_split(name) == "loss")
     if (keys := loss_keys(differences.keys)) and losses:
-        yield (
-            f"The runs' losses are different functions ({', '.join(keys[:4])}): {losses} of one is no measure of "
-            "another's."
-        )
+        yield f"The runs' losses are different functions ({', '.join(keys[:4])}): {losses} can't be compared."
     machines = {str(run.environment.get("cpu")) for run in runs if run.environment.get("cpu")}
     devices = sorted({shown(run.result.get("devices", ABSENT)) for run in runs})
-    said = [f"{len(machines)} kinds of machines"] if len(machines) > 1 else []
-    said += [f"{' and '.join(devices)} devices"] if len(devices) > 1 else []
-    if said:
-        yield f"The runs are of {' and of '.join(said)}: their seconds are no measure of each other."
+    hardware = [f"{len(machines)} kinds of machines"] if len(machines) > 1 else []
+    hardware += [f"{' and '.join(devices)} devices"] if len(devices) > 1 else []
+    if hardware:
+        yield f"The runs are of {' and of '.join(hardware)}: their seconds can't be compared."
     if len({str(run.fold) for run in runs}) > 1:
         yield "Folds share most of their training data: intervals over them are too narrow."
     complete = many(len(runs), "complete run")
     for metric in metrics:
-        lacking = [run for run in runs if metric not in run.metrics]
-        wild = sum(metric in run.result for run in lacking)
-        if wild:
-            yield f"{wild} of {complete} {_have(wild)} a {metric} that is not finite: it is not in the mean."
-        if other := len(lacking) - wild:
-            yield f"{other} of {complete} {_have(other)} no {metric}."
+        missing = [run for run in runs if metric not in run.metrics]
+        infinite = sum(metric in run.result for run in missing)
+        if infinite:
+            yield f"{metric} is not finite in {infinite} of {complete}, which are not in the mean."
+        if len(missing) > infinite:
+            yield f"{metric} is missing in {len(missing) - infinite} of {complete}."
         if (count := comparisons[metric]) > 1:
-            yield (
-                f"p is of each of {count} comparisons of {metric} alone: one in twenty is below 0.05 where nothing "
-                "differs. p (Holm) and p (BH) are corrected for that."
-            )
+            yield f"p is not corrected for the {count} comparisons of {metric}; p (Holm) and p (BH) are."
 
 
-def _have(count: int) -> str:
-    return "has" if count == 1 else "have"
+def _search_options(runs: Sequence[Run]) -> dict[str, Any] | None:
+    """Return the options of the search that all runs are jobs of, if there is one."""
+    sweeps = {run.file and run.file.parent.parent for run in runs}
+    sweep = sweeps.pop()
+    if sweeps or sweep is None:
+        return None
+    with suppress(UserError, OSError, TypeError, KeyError):  # damaged or another tool's
+        options = RunDir(sweep).plain("sweep.yaml")["sweep"]
+        return dict(options) if isinstance(options["space"], dict) else None
+    return None
 
 
 def _search_note(runs: Sequence[Run], options: Mapping[str, Any], metric: str) -> str:
     """Describe the objectives of a search and what it chose; `metric` orders the rows."""
-    listed = options.get("objectives")
-    names = list(map(str, listed)) if isinstance(listed, list) else [_selected_by(runs) or "objective"]
-    asked = options.get("directions")
-    asked = [asked] * len(names) if asked in ("max", "min") else asked
-    asked = asked if isinstance(asked, list) and len(asked) == len(names) else [None] * len(names)
-    ways = [direction_of(name, runs, way) for name, way in zip(names, asked, strict=True)]
-    said = " and ".join(
-        f"{printable(name)} ({'higher' if way == 'max' else 'lower'} is better)"
-        for name, way in zip(names, ways, strict=True)
+    recorded = options.get("objectives")
+    names = list(map(str, recorded)) if isinstance(recorded, list) else [_selected_by(runs) or "objective"]
+    ways = options.get("directions")
+    ways = ways if isinstance(ways, list) else [ways if ways in ("max", "min") else None] * len(names)
+    directions = [direction_of(name, runs, direction) for name, direction in zip(names, ways, strict=True)]
+    objectives = " and ".join(
+        f"{printable(name)} ({'higher' if direction == 'max' else 'lower'} is better)"
+        for name, direction in zip(names, directions, strict=True)
     )
     order, trials = f"rows are ordered by {metric}", _objectives(runs, len(names))
-    signs = [1 if way == "max" else -1 for way in ways]
+    signs = [1 if direction == "max" else -1 for direction in directions]
     signed = {trial: [s * v for s, v in zip(signs, values, strict=True)] for trial, values in trials.items()}
 
-    def is_beaten(own: Sequence[float]) -> bool:
-        return any(a != own and all(x >= y for x, y in zip(a, own, strict=True)) for a in signed.values())
+    def is_beaten(values: Sequence[float]) -> bool:
+        return any(a != values and all(x >= y for x, y in zip(a, values, strict=True)) for a in signed.values())
 
-    best = [trial for trial, own in signed.items() if not is_beaten(own)]  # the Pareto front
+    best = [trial for trial, values in signed.items() if not is_beaten(values)]  # the Pareto front
     if not best:
-        return f"A search by {said}, of which no trial is complete; {order}."
+        return f"A search by {objectives}, without a complete trial; {order}."
     if len(names) > 1:
-        return f"A search by {said}: no trial beats {', '.join(map(str, best[:FRONT]))} in all of them; {order}."
-    words = next(run.job.get("overrides") for run in runs if _trial(run) == best[0])
+        return f"A search by {objectives}: no trial beats {', '.join(map(str, best[:FRONT]))} in all of them; {order}."
+    overrides = next(run.job.get("overrides") for run in runs if _trial(run) == best[0])
     drawn = " ".join(
         printable(f"{key_of(word)}={without_noise(value_of(word))}")
-        for word in map(str, words or [])
+        for word in map(str, overrides or [])
         if key_of(word) in options["space"]
     )
     value = f"{trials[best[0]][0]:.4g}"
-    return f"A search by {said}: of {len(trials)} complete trials it chose {best[0]}, {value}: {drawn}; {order}."
+    return f"A search by {objectives}: of {len(trials)} complete trials it chose {best[0]}, {value}: {drawn}; {order}."
 
 
 def _trial(run: Run) -> Any:
@@ -351,12 +344,16 @@ def _trial(run: Run) -> Any:
 
 def _objectives(runs: Sequence[Run], count: int) -> dict[Any, list[float]]:
     """Return the objectives of each complete trial, as means over its runs."""
-    found: dict[Any, list[list[float]]] = {}
+    rows_of: dict[Any, list[list[float]]] = {}
     for run in sorted(runs, key=lambda run: run.number or 0):
-        listed = run.job.get("values")
-        values = [value for value in map(finite, listed if isinstance(listed, list) else []) if value is not None]
-        complete = run.job.get("state") == "complete" and len(values) == count
-        found.setdefault(_trial(run), []).append(values if complete else [math.nan] * count)
-    most = max(map(len, found.values()), default=0)
-    whole = {trial: rows for trial, rows in found.items() if len(rows) == most and not math.isnan(sum(map(sum, rows)))}
-    return {trial: [fmean(column) for column in zip(*rows, strict=True)] for trial, rows in whole.items()}
+        recorded = run.job.get("values")
+        values = [value for value in map(finite, recorded if isinstance(recorded, list) else []) if value is not None]
+        is_complete = run.job.get("state") == "complete" and len(values) == count
+        rows_of.setdefault(_trial(run), []).append(values if is_complete else [math.nan] * count)
+    repeats = max(map(len, rows_of.values()), default=0)
+    means = {
+        trial: [fmean(column) for column in zip(*rows, strict=True)]
+        for trial, rows in rows_of.items()
+        if len(rows) == repeats
+    }
+    return {trial: values for trial, values in means.items() if not math.isnan(sum(values))}

@@ -3,7 +3,7 @@
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -14,7 +14,7 @@ from lathe.config.override_parsing import key_of, short_names, value_of
 from lathe.config.values import shown
 from lathe.errors import UserError, did_you_mean, require
 from lathe.runs.rundir import NOT_THE_EXPERIMENT
-from lathe.verbs.runs.reader import SEEDS, Run, finite, many, printable
+from lathe.verbs.runs.reader import SEEDS, Run, finite, printable
 
 ABSENT = "absent"  # the value of a key that a run lacks
 # keys that change a run's name, directory or output, but no result
@@ -76,11 +76,6 @@ def titles(keys: Sequence[str]) -> list[str]:
     return short_names([part if part not in keys else key for part, key in zip(parts, keys, strict=True)])
 
 
-def label(texts: Mapping[str, str]) -> str:
-    """Return a group's name as overrides."""
-    return ", ".join(f"{key}={text}" for key, text in texts.items()) or "all runs"
-
-
 def below(key: str, names: Iterable[str]) -> bool:
     """Return whether `key` is one of `names`, or below one."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
@@ -92,7 +87,7 @@ class Differences:
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
         self.known = list(dict.fromkeys(key for run in runs for key in run.leaves))
-        self._found: dict[str, Factor] = {}
+        self._differing: dict[str, Factor] = {}
         seeds = [self._factor(key).codes for key in SEEDS]
         unused = {code(ABSENT), code(None)}  # a key of a later version is null if unused
         for key in self.known:
@@ -100,7 +95,7 @@ class Differences:
                 factor = self._factor(key)
                 codes = factor.codes
                 if len(set(codes)) > 1 and codes not in seeds and set(codes) != unused:  # data.seed follows seed
-                    self._found[key] = factor
+                    self._differing[key] = factor
 
     def _factor(self, key: str) -> Factor:
         return Factor(key, tuple(run.leaves.get(key, ABSENT) for run in self.runs))
@@ -108,37 +103,37 @@ class Differences:
     @property
     def keys(self) -> list[str]:
         """Every key that differs, in the order of the configurations."""
-        return list(self._found)
+        return list(self._differing)
 
     @cached_property
     def usual(self) -> dict[str, Any]:
         """The most common value of each key that differs; the first of several."""
-        common = {key: Counter(factor.codes).most_common(1)[0][0] for key, factor in self._found.items()}
-        return {key: factor.values[factor.codes.index(common[key])] for key, factor in self._found.items()}
+        common = {key: Counter(factor.codes).most_common(1)[0][0] for key, factor in self._differing.items()}
+        return {key: factor.values[factor.codes.index(common[key])] for key, factor in self._differing.items()}
 
     @cached_property
     def factors(self) -> list[Factor]:
         """The overrides that differ, and the fewest other keys that distinguish all configurations, classes first."""
         typed = list(dict.fromkeys(key_of(word) for run in self.runs for word in run.overrides))
-        chosen = [*self._choices(typed), *(self._found[key] for key in typed if key in self._found)]
-        for factor in sorted(self._found.values(), key=lambda factor: not factor.key.endswith("_target_")):
+        chosen = [*self._choices(typed), *(self._differing[key] for key in typed if key in self._differing)]
+        for factor in sorted(self._differing.values(), key=lambda factor: not factor.key.endswith("_target_")):
             if self._splits(chosen, factor):
                 chosen.append(factor)
         return chosen
 
-    def chosen(self, by: Sequence[str]) -> list[Factor]:
+    def named(self, by: Sequence[str]) -> list[Factor]:
         """Return the factors that `by` names; raise UserError for a key that is unknown or does not differ."""
-        found = self._found | {factor.key: factor for factor in self.factors}
+        by_name = self._differing | {factor.key: factor for factor in self.factors}
         for key in by:
             listed = f"what differs is {', '.join(factor.key for factor in self.factors[:10]) or 'the seed alone'}."
-            if key not in found:
-                require(key in self.known, f"by={key}: no run has this key; {did_you_mean(key, found, listed)}")
-                found[key] = self._factor(key)
+            if key not in by_name:
+                require(key in self.known, f"by={key}: no run has this key; {did_you_mean(key, by_name, listed)}")
+                by_name[key] = self._factor(key)
                 require(
-                    len(set(found[key].codes)) > 1,
-                    f"by={key} does not differ: all runs have {shown(found[key].values[0])}; {listed}",
+                    len(set(by_name[key].codes)) > 1,
+                    f"by={key} does not differ: all runs have {shown(by_name[key].values[0])}; {listed}",
                 )
-        return [found[key] for key in by]
+        return [by_name[key] for key in by]
 
     def others(self, factors: Sequence[Factor]) -> list[Factor]:
         """Return the other factors that distinguish configurations with equal `factors`."""
@@ -146,17 +141,17 @@ class Differences:
 
     def confounders(self, factors: Sequence[Factor]) -> list[Factor]:
         """Return keys that differ between the groups of `factors` but within none, without those that follow one."""
-        told = list(factors)
-        for factor in dict.fromkeys([*self.factors, *self._found.values()]):
+        result = list(factors)
+        for factor in dict.fromkeys([*self.factors, *self._differing.values()]):
             typed = factor in self.factors
-            of_a_choice = below(factor.key, [other.key.removesuffix("._target_") for other in told])
+            of_a_choice = below(factor.key, [other.key.removesuffix("._target_") for other in result])
             follows = of_a_choice and (not typed or ABSENT in factor.values)
             chooses = any(other.key.endswith("_target_") and below(other.key, [factor.key]) for other in factors)
-            if factor in told or follows or chooses or self._splits(factors, factor):
+            if factor in result or follows or chooses or self._splits(factors, factor):
                 continue
-            if typed or not any(factor.codes == other.codes or other.key in RECIPES for other in told):
-                told.append(factor)
-        return told[len(factors) :]
+            if typed or not any(factor.codes == other.codes or other.key in RECIPES for other in result):
+                result.append(factor)
+        return result[len(factors) :]
 
     def _splits(self, factors: Sequence[Factor], factor: Factor) -> bool:
         """Return whether some runs with equal `factors` differ in `factor`."""
@@ -166,21 +161,22 @@ class Differences:
     def _choices(self, typed: Sequence[str]) -> list[Factor]:
         """Return the group choices (model=mlp) that follow from the configuration and determine its classes."""
         recipes = any(key_of(word) in RECIPES for run in self.runs for word in run.overrides)
-        found = []
+        result = []
         for group in typed:
-            own = [factor for key, factor in self._found.items() if below(key, [group])]
+            own = [factor for key, factor in self._differing.items() if below(key, [group])]
             is_group = "." not in group and "/" not in group and group not in self.known
             if not is_group or not (own or group in RECIPES):
                 continue
             default = "null" if group in RECIPES else None if recipes else default_choices().get(group)
             chosen = [[value_of(word) for word in run.overrides if key_of(word) == group] for run in self.runs]
             # the default without one; None if a recipe may have changed it
-            choices = Factor(group, tuple(words[-1].strip("'\"") if words else default for words in chosen))
+            choices = Factor(group, tuple(values[-1].strip("'\"") if values else default for values in chosen))
             classes = [factor for factor in own if factor.key.endswith("_target_")]
-            follows = None not in choices.values and not self._splits([*self._found.values()], choices)
-            if follows and len(set(choices.values)) > 1 and not any(self._splits([choices], one) for one in classes):
-                found.append(choices)
-        return found
+            follows = None not in choices.values and not self._splits([*self._differing.values()], choices)
+            differs = len(set(choices.values)) > 1
+            if follows and differs and not any(self._splits([choices], factor) for factor in classes):
+                result.append(choices)
+        return result
 
 
 # statistics
@@ -239,12 +235,12 @@ def summarise(values: tuple[float, ...], how: Interval, share: bool = False) -> 
     from scipy import stats
 
     if how.kind == "t":
-        found = stats.ttest_1samp(values, 0.0).confidence_interval(how.confidence)
+        limits = stats.ttest_1samp(values, 0.0).confidence_interval(how.confidence)
     else:
         options: dict[str, Any] = {"n_resamples": RESAMPLES, "method": "percentile", "rng": how.seed}
         test = stats.bootstrap((np.asarray(values),), np.mean, confidence_level=how.confidence, **options)
-        found = test.confidence_interval
-    low, high = float(found.low), float(found.high)
+        limits = test.confidence_interval
+    low, high = float(limits.low), float(limits.high)
     if share and min(values) >= 0 and max(values) <= 1:
         low, high = max(low, 0.0), min(high, 1.0)
     wide = "wide" if how.kind == "t" else "narrower than it should be"
@@ -255,9 +251,9 @@ def compare(a: Sequence[float], b: Sequence[float], how: Interval) -> Paired:
     """Return the paired difference `a` - `b`."""
     from scipy import stats
 
-    told = summarise(tuple(mine - theirs for mine, theirs in zip(a, b, strict=True)), how)
-    p = None if told.interval is None else float(stats.ttest_rel(a, b).pvalue)
-    return Paired(told.n, told.mean, told.interval, p)
+    summary = summarise(tuple(x - y for x, y in zip(a, b, strict=True)), how)
+    p = None if summary.interval is None else float(stats.ttest_rel(a, b).pvalue)
+    return Paired(summary.n, summary.mean, summary.interval, p)
 
 
 def corrected(values: Sequence[float]) -> list[tuple[float, float]]:
@@ -266,8 +262,8 @@ def corrected(values: Sequence[float]) -> list[tuple[float, float]]:
 
     n, highest = len(values), 0.0
     holm = [0.0] * n
-    for rank, at in enumerate(sorted(range(n), key=lambda at: values[at])):
-        holm[at] = highest = max(highest, min(1.0, (n - rank) * values[at]))
+    for rank, index in enumerate(sorted(range(n), key=lambda index: values[index])):
+        holm[index] = highest = max(highest, min(1.0, (n - rank) * values[index]))
     return list(zip(holm, map(float, stats.false_discovery_control(values)), strict=True)) if n else []
 
 
@@ -302,7 +298,8 @@ class Group:
 
     @cached_property
     def label(self) -> str:
-        return label(self.texts)
+        """Its factors as overrides."""
+        return ", ".join(f"{key}={text}" for key, text in self.texts.items()) or "all runs"
 
     def spellings(self, key: str) -> tuple[str, str]:
         """Return a value with the short and with the whole name of a class."""
@@ -336,15 +333,14 @@ class Group:
     @property
     def commands(self) -> list[str]:
         """The commands that repeat it, one for each configuration."""
-        units = self.units or {(at,): run for at, run in enumerate(self.runs[:1])}
         configurations: dict[Unit, list[Run]] = {}
-        for unit, run in units.items():
+        for unit, run in self.units.items():
             configurations.setdefault(unit[len(SEEDS) :], []).append(run)
         commands = []
-        for some in configurations.values():
-            seeds = {code(run.seed): run.seed for run in some}.values()
-            folds = {code(run.fold): run.fold for run in some}.values()
-            commands.append(some[0].command(sorted(seeds, key=_rank), sorted(folds, key=_rank)))
+        for runs in configurations.values() or [self.runs[:1]]:
+            seeds = {code(run.seed): run.seed for run in runs}.values()
+            folds = {code(run.fold): run.fold for run in runs}.values()
+            commands.append(runs[0].command(sorted(seeds, key=_rank), sorted(folds, key=_rank)))
         return list(filter(None, commands))  # other tools have none
 
     @property
@@ -367,38 +363,18 @@ def _rank(value: Any) -> tuple[int, float, str]:
 
 def make_groups(runs: Sequence[Run], differences: Differences, by: Sequence[str] | None) -> list[Group]:
     """Return the groups, sorted by their values; a sweep's failed jobs join the group that their overrides name."""
-    factors = differences.factors if by is None else differences.chosen(by)
+    factors = differences.factors if by is None else differences.named(by)
     others = [] if by is None else differences.others(factors)
     confounders = [] if by is None else differences.confounders(factors)
-    found: dict[tuple[str, ...], Group] = {}
-    mixed: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # for each key of `others`, the values in a group by code
-    for at, run in enumerate(differences.runs):
-        key = tuple(factor.codes[at] for factor in factors)
-        if key not in found:
-            mixed[key] = [{} for _ in others]
-            found[key] = Group(
-                {factor.key: factor.values[at] for factor in factors},
-                {factor.key: factor.brief(factor.values[at]) for factor in factors},
-                mixed=tuple(factor.key for factor in others),
-                confounders={factor.key: factor.brief(factor.values[at]) for factor in confounders},
-            )
-        group = found[key]
-        group.runs.append(run)
-        for factor, values in zip(others, mixed[key], strict=True):
-            values[factor.codes[at]] = factor.values[at]
-        if run.state == "complete":
-            unit = (code(run.seed), code(run.fold), *(factor.codes[at] for factor in others))
-            before = group.units.pop(unit, None)
-            if before is not None:
-                group.marks.append(f"{before.label}: {run.label} is newer and of the same seed, and counts alone")
-            group.units[unit] = run
-    for key, group in found.items():
-        group.marks += _mixed(group, others, mixed[key])
-    groups = sorted(found.values(), key=lambda group: tuple(map(_rank, group.factors.values())))
+    members: dict[tuple[str, ...], list[int]] = {}  # the indices of runs with equal factors
+    for index in range(len(differences.runs)):
+        members.setdefault(tuple(factor.codes[index] for factor in factors), []).append(index)
+    groups = [_make_group(differences.runs, indices, factors, others, confounders) for indices in members.values()]
+    groups.sort(key=lambda group: tuple(map(_rank, group.factors.values())))
     for run in (run for run in runs if not run.leaves):
-        typed = {key_of(word): without_noise(value_of(word)) for word in run.overrides}
+        overrides = {key_of(word): without_noise(value_of(word)) for word in run.overrides}
         for group in groups:
-            if group.factors and all(typed.get(key) in group.spellings(key) for key in group.factors):
+            if group.factors and all(overrides.get(key) in group.spellings(key) for key in group.factors):
                 group.runs.append(run)
     for group in groups:
         states = Counter(run.state for run in group.runs if run.state != "complete")
@@ -406,50 +382,76 @@ def make_groups(runs: Sequence[Run], differences: Differences, by: Sequence[str]
     return groups
 
 
-def _mixed(group: Group, others: Sequence[Factor], values: Sequence[dict[str, Any]]) -> list[str]:
-    """Return caveats of a group with several configurations, and on its intervals."""
-    found = [
-        f"mixes {factor.key} ({', '.join(value_text(factor.brief(value)) for value in list(some.values())[:5])})"
-        for factor, some in zip(others, values, strict=True)
-        if len(some) > 1
-    ]
+def _make_group(
+    runs: Sequence[Run],
+    indices: Sequence[int],
+    factors: Sequence[Factor],
+    others: Sequence[Factor],
+    confounders: Sequence[Factor],
+) -> Group:
+    """Return the group of the runs at `indices`, which have equal `factors`."""
+    first = indices[0]
+    group = Group(
+        {factor.key: factor.values[first] for factor in factors},
+        {factor.key: factor.brief(factor.values[first]) for factor in factors},
+        [runs[index] for index in indices],
+        mixed=tuple(factor.key for factor in others),
+        confounders={factor.key: factor.brief(factor.values[first]) for factor in confounders},
+    )
+    for index, run in zip(indices, group.runs, strict=True):
+        if run.state == "complete":
+            unit = (code(run.seed), code(run.fold), *(factor.codes[index] for factor in others))
+            older = group.units.pop(unit, None)
+            if older is not None:
+                group.marks.append(f"{older.label}: {run.label} is newer and of the same seed, and counts alone")
+            group.units[unit] = run
+    for factor in others:
+        values = {factor.codes[index]: factor.brief(factor.values[index]) for index in indices}
+        if len(values) > 1:
+            group.marks.append(f"mixes {factor.key} ({', '.join(map(value_text, list(values.values())[:5]))})")
     count, configurations = len(group.units), len({unit[len(SEEDS) :] for unit in group.units})
-    if configurations < 2:
-        return found
-    shared = ", and take runs of one configuration or seed for independent" if configurations < count else ""
-    said = f"its {count} runs are of {configurations} configurations: intervals and p are not over seeds alone{shared}"
-    return [*found, said]
+    if configurations > 1:
+        shared = ", and take runs of one configuration or seed for independent" if configurations < count else ""
+        runs_of = f"its {count} runs are of {configurations} configurations"
+        group.marks.append(f"{runs_of}: intervals and p are not over seeds alone{shared}")
+    return group
 
 
-def find_baseline(groups: Sequence[Group], asked: Any) -> int:
+def find_baseline(groups: Sequence[Group], baseline: Any) -> int:
     """Return the index of the group that `baseline` names by its label or by overrides that only it has.
 
     By default the group with a complete run and the most values that are most common among the runs (of equally common
     values, the one with the fewest commas: `default` rather than `[default,ema]`).
     """
-    if asked is None:
+    if baseline is None:
         common = {}
         for key in groups[0].factors:
             tally = Counter[str]()
             for group in groups:
                 tally[code(group.factors[key])] += len(group.units)
             common[key] = max(tally, key=lambda value: (tally[value], -value.count(",")))
-        like = [sum(common[key] == code(value) for key, value in group.factors.items()) for group in groups]
-        ranks = [(bool(group.units), count) for group, count in zip(groups, like, strict=True)]
+        ranks = [
+            (bool(group.units), sum(common[key] == code(value) for key, value in group.factors.items()))
+            for group in groups
+        ]
         return ranks.index(max(ranks))
-    text = asked if isinstance(asked, str) else value_text(asked)
+    text = baseline if isinstance(baseline, str) else value_text(baseline)
     labels = [group.label for group in groups]
     if text in labels:
         return labels.index(text)
 
-    def holds(group: Group, word: str) -> bool:
-        key, equals, value = word.rpartition("=")
-        named = [name for name in group.factors if not equals or key == name or name.endswith(f".{key}")]
-        return any(value in group.spellings(name) for name in named)
+    def has_override(group: Group, override: str) -> bool:
+        key, equals, value = override.rpartition("=")
+        keys = [name for name in group.factors if not equals or key == name or name.endswith(f".{key}")]
+        return any(value in group.spellings(name) for name in keys)
 
-    fitting = [at for at, group in enumerate(groups) if all(holds(group, word.strip()) for word in text.split(","))]
+    fitting = [
+        index
+        for index, group in enumerate(groups)
+        if all(has_override(group, override.strip()) for override in text.split(","))
+    ]
     if len(fitting) != 1:
-        several = f"{len(fitting)} groups have it: {'; '.join(labels[at] for at in fitting[:4])}."
+        several = f"{len(fitting)} groups have it: {'; '.join(labels[index] for index in fitting[:4])}."
         hint = several if fitting else did_you_mean(text, labels, f"such as {labels[0]}.")
         raise UserError(f"baseline={text}: it must name one group; {hint}")
     return fitting[0]
@@ -461,27 +463,25 @@ class Pair:
 
     a: int
     b: int
-    told: Paired
+    test: Paired
     says: str
 
 
 def make_pairs(groups: Sequence[Group], baseline: int, metric: str, direction: str, how: Interval) -> list[Pair]:
     """Compare every other group with the baseline, over the units that both have."""
     pairs, theirs = [], groups[baseline].values(metric)
-    for at, group in enumerate(groups):
-        if at == baseline:
+    for index, group in enumerate(groups):
+        if index == baseline:
             continue
         mine = group.values(metric)
         shared = [unit for unit in mine if unit in theirs]
-        told = compare([mine[unit] for unit in shared], [theirs[unit] for unit in shared], how)
+        test = compare([mine[unit] for unit in shared], [theirs[unit] for unit in shared], how)
         if mine and theirs:
-            says = [_conclusion(told, direction) if shared else _unpaired(group, list(mine), list(theirs))]
+            says = [_conclusion(test, direction) if shared else _unpaired(group, list(mine), list(theirs))]
             if shared and (group.mixed or not len(shared) == len(mine) == len(theirs)):
-                says.append(
-                    f"pairs are alike in {', '.join(['seed and fold', *group.mixed])}: {len(shared)} of "
-                    f"{many(len(mine), 'run')} here and {len(shared)} of {len(theirs)} of the baseline are in the "
-                    "difference"
-                )
+                keys = ", ".join(["seed and fold", *group.mixed])
+                counts = f"{len(shared)} of {len(mine)} runs here and of {len(theirs)} of the baseline"
+                says.append(f"pairs are equal in {keys}: {counts} are in the difference")
             others = groups[baseline].confounders
             unlike = [
                 f"{key} ({value_text(value)} against {value_text(others[key])})"
@@ -493,31 +493,28 @@ def make_pairs(groups: Sequence[Group], baseline: int, metric: str, direction: s
                 says.append(f"differs as well, and may be the reason: {', '.join([*unlike[:MOST_KEYS], *more])}")
         else:
             says = ["no complete run on one side: nothing to compare"]
-        pairs.append(Pair(at, baseline, told, "; ".join(says)))
-    tested = [at for at, pair in enumerate(pairs) if pair.told.p is not None]
-    for at, (holm, bh) in zip(tested, corrected([pairs[at].told.p or 0.0 for at in tested]), strict=True):
-        pairs[at] = replace(pairs[at], told=replace(pairs[at].told, p_holm=holm, p_bh=bh))
+        pairs.append(Pair(index, baseline, test, "; ".join(says)))
+    tested = [index for index, pair in enumerate(pairs) if pair.test.p is not None]
+    for index, (holm, bh) in zip(tested, corrected([pairs[index].test.p or 0.0 for index in tested]), strict=True):
+        pairs[index] = replace(pairs[index], test=replace(pairs[index].test, p_holm=holm, p_bh=bh))
     return pairs
 
 
-def _conclusion(told: Paired, direction: str) -> str:
-    if told.n == 1 or told.difference is None:
+def _conclusion(test: Paired, direction: str) -> str:
+    if test.n == 1 or test.difference is None:
         return "n = 1: no interval"
-    if told.p is None:
-        same = "the same on each" if told.difference else "none on any"
-        return f"{told.n} pairs: the difference is {same}, so there is no p"
-    few = f"{told.n} pairs: the interval is wide; " if told.n < FEW else ""
-    if told.p >= EVIDENCE:
-        return f"{few}p = {told.p:.2g}: no evidence of a difference"
-    better = (told.difference > 0) == (direction == "max")
-    return f"{few}p = {told.p:.2g}: {'better' if better else 'worse'} than the baseline"
+    if test.p is None:
+        return f"{test.n} pairs: the difference is {test.difference:.4g} in each, so p is undefined"
+    few = f"{test.n} pairs: the interval is wide; " if test.n < FEW else ""
+    if test.p >= EVIDENCE:
+        return f"{few}p = {test.p:.2g}: no evidence of a difference"
+    better = (test.difference > 0) == (direction == "max")
+    return f"{few}p = {test.p:.2g}: {'better' if better else 'worse'} than the baseline"
 
 
 def _unpaired(group: Group, mine: Sequence[Unit], theirs: Sequence[Unit]) -> str:
     """Return the reason why two groups have no units in common."""
     if not {unit[: len(SEEDS)] for unit in mine} & {unit[: len(SEEDS)] for unit in theirs}:
         return "no seed and fold in common: nothing to pair; run both with the same seeds"
-    return (
-        f"the same seeds, but {' and '.join(group.mixed)} mixed in the groups and never alike on both sides: nothing "
-        f"to pair; group by it as well, by=[{','.join([*group.factors, *group.mixed])}]"
-    )
+    keys = ",".join([*group.factors, *group.mixed])
+    return f"nothing to pair: {' and '.join(group.mixed)} never equal on both sides; group by it too, by=[{keys}]"

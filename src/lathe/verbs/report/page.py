@@ -27,7 +27,7 @@ from lathe.config.metric_names import cost_of, is_curve, split_of, without_split
 from lathe.html_page import style_sheet
 from lathe.verbs.report.assemble import Report, available, counts, left_out
 from lathe.verbs.report.groups import ABSENT, Group, code
-from lathe.verbs.runs.reader import Curve, Run, finite, is_number
+from lathe.verbs.runs.reader import Curve, Run, finite, is_number, spread
 
 MOST = 8  # curves of a run whose metric names have no split
 # Plotly sets style attributes, which can't be hashed; styles can't load anything here
@@ -63,7 +63,7 @@ def page_data(report: Report, folder: Path = Path()) -> dict[str, Any]:
         "runs": [_run(run, places.get(id(run)), report, folder) for run in report.runs],
         "groups": [_group(group, report) for group in report.groups],
         "pairs": [
-            {"a": pair.a, "b": pair.b, **_json(asdict(pair.told)), "says": pair.says} for pair in report.pairs[metric]
+            {"a": pair.a, "b": pair.b, **_json(asdict(pair.test)), "says": pair.says} for pair in report.pairs[metric]
         ],
     }
 
@@ -82,19 +82,19 @@ def _group(group: Group, report: Report) -> dict[str, Any]:
     }
 
 
-def _run(run: Run, at: int | None, report: Report, folder: Path) -> dict[str, Any]:
+def _run(run: Run, group: int | None, report: Report, folder: Path) -> dict[str, Any]:
     samples = sorted((run.path / "samples").glob("*.html")) if run.path is not None else []
     leaves = {key: run.leaves.get(key, ABSENT) for key in report.differences.usual} if run.leaves else {}
     environment, packages = run.environment, run.environment.get("packages")
     receipt = ("compression", "baseline", "ships", "bytes_share", "findings", "warnings")
-    told = {
+    data = {
         "path": None if run.path is None else run.where,
         "name": str(run.leaves.get("name", run.label)),
         "state": run.state,
-        "group": at,
+        "group": group,
         "seed": run.seed,
         "fold": run.fold,
-        "factors": {} if at is None else report.groups[at].brief,
+        "factors": {} if group is None else report.groups[group].brief,
         "metrics": run.metrics,
         "seconds": run.metrics.get("seconds"),
         "parameters": run.metrics.get("parameters"),
@@ -114,7 +114,7 @@ def _run(run: Run, at: int | None, report: Report, folder: Path) -> dict[str, An
         "samples": Path(os.path.relpath(samples[0], folder)).as_posix() if samples else None,
         "sentence": run.sentence,
     }
-    return dict(_json(told))
+    return dict(_json(data))
 
 
 def _json(value: Any) -> Any:
@@ -129,27 +129,22 @@ def _json(value: Any) -> Any:
 
 def curves(run: Run) -> dict[str, Curve]:
     """Return a run's validation metrics and training loss, else its first `MOST`: 100 finite points of each."""
-    found = {}
+    result = {}
     for name, curve in run.curves(_drawn).items():
         points = [(step, value) for step, value in zip(*curve, strict=True) if math.isfinite(value)]
-        kept = [points[at] for at in _kept(len(points), POINTS)]
-        if kept:
-            found[name] = ([step for step, _ in kept], [value for _, value in kept])
-    return found
+        thinned = [points[at] for at in spread(len(points), POINTS)]
+        if thinned:
+            result[name] = ([step for step, _ in thinned], [value for _, value in thinned])
+    return result
 
 
 def _drawn(names: Sequence[str]) -> list[str]:
     losses = ("loss", "loss_step")  # `loss_step` if Lightning logs both steps and epochs
     splits = {name: split_of(name) for name in names}
-    usual = [one for one in names if splits[one] == "val" or (splits[one] == "train" and without_split(one) in losses)]
+    usual = [
+        name for name in names if splits[name] == "val" or (splits[name] == "train" and without_split(name) in losses)
+    ]
     return usual or [name for name in names if is_curve(name)][:MOST]
-
-
-def _kept(length: int, most: int) -> list[int]:
-    """Return the indices of at most `most` of `length` points, evenly spaced, with both ends."""
-    if length <= most:
-        return list(range(length))
-    return sorted({round(i * (length - 1) / (most - 1)) for i in range(most)})
 
 
 def importance(data: dict[str, Any]) -> dict[str, Any]:
@@ -162,19 +157,19 @@ def importance(data: dict[str, Any]) -> dict[str, Any]:
     """
     scored = [(run["metrics"].get(data["metric"]), run) for run in data["runs"] if run["state"] == "complete"]
     runs = [(value, run["factors"]) for value, run in scored if is_number(value) and value == value]
-    found: dict[str, Any] = {"rows": [], "why": None, "n": len(runs), "cut": CUT}
+    result: dict[str, Any] = {"rows": [], "why": None, "n": len(runs), "cut": CUT}
     if len(runs) < MINIMUM:
         have = "run has" if len(runs) == 1 else "runs have"
         why = f"{len(runs)} complete {have} {data['metric']}, and importance needs {MINIMUM}: of fewer, "
-        return found | {"why": f"{why}a factor that does nothing looks important by chance."}
+        return result | {"why": f"{why}a factor that does nothing looks important by chance."}
     values = [value for value, _ in runs]
     if len(set(values)) == 1:
-        return found | {"why": f"Every complete run has the same {data['metric']}: there is nothing to explain."}
-    rows = [_importance_row(factor, [own.get(factor) for _, own in runs], values) for factor in data["factors"]]
-    known = sorted((row for row in rows if row is not None), key=lambda row: -row["share"])
-    return found | {
-        "rows": known,
-        "why": None if known else "No factor has levels with two runs each: there is nothing to average over.",
+        return result | {"why": f"Every complete run has the same {data['metric']}: there is nothing to explain."}
+    rows = [_importance_row(factor, [factors.get(factor) for _, factors in runs], values) for factor in data["factors"]]
+    shares = sorted((row for row in rows if row is not None), key=lambda row: -row["share"])
+    return result | {
+        "rows": shares,
+        "why": None if shares else "No factor has levels with two runs each: there is nothing to average over.",
     }
 
 
@@ -186,31 +181,34 @@ def _importance_row(factor: str, levels: Sequence[Any], metric: Sequence[float])
         names = [str(min(CUT - 1, int(CUT * (rank - 0.5) / n))) for rank in stats.rankdata(levels)]
     else:
         names = list(map(repr, levels))
-    by: dict[str, list[float]] = {}
+    by_level: dict[str, list[float]] = {}
     for name, value in zip(names, metric, strict=True):
-        by.setdefault(name, []).append(value)
-    k = len(by)
+        by_level.setdefault(name, []).append(value)
+    k = len(by_level)
     if k < 2 or 2 * k > n:
         return None
-    explained = float(stats.kruskal(*by.values()).statistic) / (n - 1)
+    explained = float(stats.kruskal(*by_level.values()).statistic) / (n - 1)
     share = max(0.0, 1 - (1 - explained) * (n - 1) / (n - k))
-    way = float(stats.spearmanr(levels, metric).statistic) if numbers else 0.0
-    return {"factor": factor, "share": share, "levels": k, "direction": way if abs(way) >= WAY else None}
+    rho = float(stats.spearmanr(levels, metric).statistic) if numbers else 0.0
+    return {"factor": factor, "share": share, "levels": k, "direction": rho if abs(rho) >= WAY else None}
 
 
 def with_short_curves(data: dict[str, Any]) -> dict[str, Any]:
     """Return `data` with curves [index into data["steps"], values] of five digits, with fewer points if many."""
-    most = min(POINTS, max(10, ALL_POINTS // max(1, sum(len(run["curves"]) for run in data["runs"]))))
+    points = min(POINTS, max(10, ALL_POINTS // max(1, sum(len(run["curves"]) for run in data["runs"]))))
     steps: dict[tuple[Any, ...], int] = {}
     runs = []
     for run in data["runs"]:
-        found = {}
+        curves = {}
         for name, (xs, ys) in run["curves"].items():
-            if kept := _kept(len(xs), most):
-                place = steps.setdefault(tuple(xs[i] for i in kept), len(steps))
-                found[name] = [place, [float(f"{y:.5g}") if (y := finite(ys[i])) is not None else None for i in kept]]
-        runs.append({**run, "curves": found})
-    thinned = None if most == POINTS else f"So that it stays small, curves have at most {most} points."
+            if kept_points := spread(len(xs), points):
+                axis = steps.setdefault(tuple(xs[i] for i in kept_points), len(steps))
+                curves[name] = [
+                    axis,
+                    [float(f"{y:.5g}") if (y := finite(ys[i])) is not None else None for i in kept_points],
+                ]
+        runs.append({**run, "curves": curves})
+    thinned = None if points == POINTS else f"So that it stays small, curves have at most {points} points."
     return {**data, "runs": runs, "steps": list(map(list, steps)), "thinned": thinned}
 
 

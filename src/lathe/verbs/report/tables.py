@@ -53,36 +53,36 @@ class Row:
 
 def rows(report: Report, metric: str) -> list[Row]:
     """Return a row for each listed group, in order."""
-    pairs, found = {pair.a: pair for pair in report.pairs[metric]}, []
+    pairs, result = {pair.a: pair for pair in report.pairs[metric]}, []
     means = [mean for group in report.listed if (mean := group.mean_of(metric)) is not None]
     best = (max if report.directions[metric] == "max" else min)(means) if len(means) > 1 else None
     for at, group in enumerate(report.listed):
-        why, pair = group.summary(metric, report.how).why, pairs.get(at)
-        remarks = [why or "", pair.says if pair else "", *group.marks]
+        caveat, pair = group.summary(metric, report.how).why, pairs.get(at)
+        remarks = [caveat or "", pair.says if pair else "", *group.marks]
         is_best = best is not None and group.mean_of(metric) == best
-        found.append(Row(group, list(_cells(report, metric, group, pair, is_best)), list(filter(None, remarks))))
-    return found
+        result.append(Row(group, list(_cells(report, metric, group, pair, is_best)), list(filter(None, remarks))))
+    return result
 
 
 def _cells(report: Report, metric: str, group: Group, pair: Pair | None, is_best: bool) -> Iterator[Cell]:
     for key, title in zip(report.factors, titles(report.factors), strict=True):
         yield Cell(key, title, group.texts[key], {key: group.texts[key]}, number=False)
-    told = group.summary(metric, report.how)
-    yield Cell("n", "n", str(told.n), {"n": told.n})
-    mean = number(told.mean) + ("" if told.std is None else f" ± {number(told.std)}")
-    yield Cell("mean", "mean ± std", mean, {"mean": told.mean, "std": told.std}, best=is_best)
-    low, high = told.interval or (None, None)
-    yield Cell("interval", f"{report.how.percent} interval", span(told.interval), {"low": low, "high": high})
+    summary = group.summary(metric, report.how)
+    yield Cell("n", "n", str(summary.n), {"n": summary.n})
+    mean = number(summary.mean) + ("" if summary.std is None else f" ± {number(summary.std)}")
+    yield Cell("mean", "mean ± std", mean, {"mean": summary.mean, "std": summary.std}, best=is_best)
+    low, high = summary.interval or (None, None)
+    yield Cell("interval", f"{report.how.percent} interval", span(summary.interval), {"low": low, "high": high})
     best = group.best(metric, report.directions[metric])
     yield Cell("best", "best", number(best), {"best": best})
-    n, gap, interval = (pair.told.n, pair.told.difference, pair.told.interval) if pair else (None, None, None)
+    n, gap, interval = (pair.test.n, pair.test.difference, pair.test.interval) if pair else (None, None, None)
     text = "baseline" if pair is None and len(report.listed) > 1 else ("+" if (gap or 0) > 0 else "") + number(gap)
     yield Cell("difference", "difference", text, {"pairs": n, "difference": gap})
     low, high = interval or (None, None)
     yield Cell("difference_interval", "its interval", span(interval), {"difference_low": low, "difference_high": high})
     tests = {"p": "p", "p_holm": "p (Holm)", "p_bh": "p (BH)"}
     for name, title in tests.items():
-        p = getattr(pair.told, name) if pair else None
+        p = getattr(pair.test, name) if pair else None
         yield Cell(name, title, "" if p is None else f"{p:.2g}", {name: p})
     costs = {"steps": group.steps, "seconds": group.mean_of("seconds"), "parameters": group.mean_of("parameters")}
     for name, value in (costs | group.cost).items():
@@ -102,7 +102,7 @@ def table(report: Report, metric: str) -> list[list[Cell]]:
         columns = [named[name] for name in report.columns]
     else:
         redundant = {"best"} if report.single else set()
-        redundant |= {"p_holm", "p_bh"} if sum(pair.told.p is not None for pair in report.pairs[metric]) < 2 else set()
+        redundant |= {"p_holm", "p_bh"} if sum(pair.test.p is not None for pair in report.pairs[metric]) < 2 else set()
         redundant |= {"steps"} if len({group.steps for group in report.listed}) == 1 else set()
         columns = [
             column
@@ -125,13 +125,13 @@ def span(interval: Sequence[float] | None) -> str:
     return "" if interval is None else f"[{number(interval[0])}, {number(interval[1])}]"
 
 
-def remarks(report: Report, metric: str, kept: Sequence[int] | None = None) -> Iterator[str]:
-    """Yield a line for each row, or those `kept`, that has remarks."""
-    found = rows(report, metric)
-    for row in found if kept is None else [found[at] for at in kept]:
-        said = [one for one in dict.fromkeys(row.remarks) if not (report.single and one == ALONE)]
-        if said:
-            yield f"{row.group.label}: {'; '.join(said)}"
+def remarks(report: Report, metric: str, indices: Sequence[int] | None = None) -> Iterator[str]:
+    """Yield a line for each row that has remarks, of all rows or of those at `indices`."""
+    all_rows = rows(report, metric)
+    for row in all_rows if indices is None else [all_rows[at] for at in indices]:
+        texts = [remark for remark in dict.fromkeys(row.remarks) if not (report.single and remark == ALONE)]
+        if texts:
+            yield f"{row.group.label}: {'; '.join(texts)}"
 
 
 def groups_csv(report: Report) -> str:
@@ -263,16 +263,16 @@ def show(report: Report, console: Console | None = None) -> None:
     console = console or terminal()
     say(console, headline(report))
     for metric in report.metrics:
-        rows, kept = table(report, metric), _rows_shown(report, metric)
-        drawn = Table(title=Text(f"{metric}, {better(report, metric)}"), title_justify="left", box=SIMPLE_HEAD)
+        rows, indices = table(report, metric), _rows_shown(report, metric)
+        grid = Table(title=Text(f"{metric}, {better(report, metric)}"), title_justify="left", box=SIMPLE_HEAD)
         for cell in rows[0]:
-            drawn.add_column(Text(cell.title), justify="right" if cell.number else "left", overflow="fold")
-        for at in kept:
-            drawn.add_row(*(Text(cell.text, style="bold" if cell.best else "") for cell in rows[at]))
-        console.print(drawn)
-        if len(kept) < len(report.listed):
-            say(console, f"The best {len(kept)} of {len(report.listed)} rows; the files have all.")
-        _list(console, "  ", list(remarks(report, metric, kept)))
+            grid.add_column(Text(cell.title), justify="right" if cell.number else "left", overflow="fold")
+        for at in indices:
+            grid.add_row(*(Text(cell.text, style="bold" if cell.best else "") for cell in rows[at]))
+        console.print(grid)
+        if len(indices) < len(report.listed):
+            say(console, f"The best {len(indices)} of {len(report.listed)} rows; the files have all.")
+        _list(console, "  ", list(remarks(report, metric, indices)))
     _list(console, "Note: ", report.marks)
     _list(console, "Not in the tables: ", left_out(report.runs, report.waiting))
     groups = [report.groups[at] for at in _rows_shown(report, report.metrics[0])]

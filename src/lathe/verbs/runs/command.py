@@ -30,6 +30,7 @@ from lathe.verbs.runs.reader import (
     Run,
     age_text,
     check_output,
+    differences,
     differing_environments,
     find_runs,
     is_number,
@@ -37,9 +38,11 @@ from lathe.verbs.runs.reader import (
     printable,
     read_curves,
     size_text,
+    spread,
     table_lines,
 )
 
+ONE_OF = ("compare", "archive", "delete")
 SELECT = ("the list", "tag", "archive", "delete")
 # options: the default in configs/runs.yaml, and the actions that use it
 OPTIONS: dict[str, tuple[Any, tuple[str, ...]]] = {
@@ -73,16 +76,14 @@ LISTED = tuple(state for state in STATES if state != "gone")  # a `gone` run has
 
 def runs(request: dict[str, Any]) -> None:
     """List runs, or compare, tag, archive or delete them; raise UserError before anything is changed."""
-    given = {"tag": request["tag"] or request["untag"]} | {
-        key: request[key] for key in ("compare", "archive", "delete")
-    }
-    asked = [name for name, value in given.items() if value]
-    require(len(asked) < 2, f"{' and '.join(asked)} are one thing each: give one of them at a time.")
-    action = asked[0] if asked else "the list"
+    actions = {"tag": request["tag"] or request["untag"], **{key: request[key] for key in ONE_OF}}
+    requested = [name for name, value in actions.items() if value]
+    require(len(requested) < 2, f"{' and '.join(requested)} are one thing each: give one of them at a time.")
+    action = requested[0] if requested else "the list"
     refuse(
-        f"{key}={shown(request[key])} is for {' and '.join(actions)}, and {action} does not use it: leave it out."
-        for key, (default, actions) in OPTIONS.items()
-        if request[key] != default and action not in actions
+        f"{key}={shown(request[key])} is for {' and '.join(users)}, and {action} does not use it: leave it out."
+        for key, (default, users) in OPTIONS.items()
+        if request[key] != default and action not in users
     )
     suffixes = (".json",) if action == "compare" else (".csv", ".json")
     collect_errors(
@@ -91,31 +92,27 @@ def runs(request: dict[str, Any]) -> None:
         lambda: check_output(request["output"], suffixes),
     )
     if action == "compare":
-        found = compare(request["compare"], request["columns"], request["points"])
-        print(comparison_text(found))
+        comparison = compare(request["compare"], request["columns"], request["points"])
+        print(comparison_text(comparison))
         if request["output"] is not None:
-            write_rows(request["output"], found)
+            write_rows(request["output"], comparison)
         return
     log_dir = Path(request["paths"]["log_dir"]).resolve()
-    every = find_runs(request["runs"], log_dir)
-    gone = sum(run.path is None and run.state == "gone" for run in every) if request["runs"] else 0
-    every = [run for run in every if run.path is not None or run.state not in ("waiting", "gone")]
+    all_runs = find_runs(request["runs"], log_dir)
+    jobs = Counter(run.state for run in all_runs if run.path is None)
+    all_runs = [run for run in all_runs if run.path is not None or run.state not in ("waiting", "gone")]
+    selected = choose(all_runs, request["where"], request["since"])
     if action == "the list":
-        collect_errors(
-            *(lambda word=word: choose(every, [word], None) for word in request["where"]),
-            *(lambda key=key: check_key(every, key, f"columns=[{key}]") for key in request["columns"] or ()),
-            lambda: order(every, request["sort"]),
-        )
-        show_list(request, choose(every, request["where"], request["since"]))
-        if gone:
-            print(f"{many(gone, 'job')} of the sweep besides: the run directory was moved or removed.")
+        for key in request["columns"] or ():
+            check_key(all_runs, key, f"columns=[{key}]")
+        show_list(request, selected)
+        if request["runs"] and jobs["gone"]:
+            print(f"{many(jobs['gone'], 'job')} of the sweep besides: the run directory was moved or removed.")
         return
-    selected = choose(every, request["where"], request["since"])
-    require(
-        bool(request["runs"] or request["where"] or request["since"]) or request["delete"] in ("unfinished", "failed"),
-        f"{action} would be for every run below {request['paths']['log_dir']}: say for which, by runs=..., "
-        "where=[...] or since=...",
-    )
+    is_limited = any(request[key] for key in ("runs", "where", "since"))
+    is_limited |= request["delete"] in ("unfinished", "failed")
+    scope = f"every run below {request['paths']['log_dir']}"
+    require(is_limited, f"{action} would be for {scope}: add runs=..., where=[...] or since=...")
     if not selected:
         print("No run is chosen by these words: nothing was changed.")
     elif action == "tag":
@@ -126,32 +123,34 @@ def runs(request: dict[str, Any]) -> None:
         delete(selected, log_dir, request["delete"], request["yes"])
 
 
-def show_list(request: dict[str, Any], found: Sequence[Run]) -> None:
+def show_list(request: dict[str, Any], runs: Sequence[Run]) -> None:
     """Print the last `limit` rows with a summary, and write all of them to `output`."""
-    found = order(found, request["sort"])
-    last = found if request["limit"] is None else found[-request["limit"] :]
+    runs = order(runs, request["sort"])
+    last = runs if request["limit"] is None else runs[-request["limit"] :]
     if last:
         print(table(last, request["columns"]))
-        words = [word for word in last[0].overrides if _is_setting(word) and all(word in run.overrides for run in last)]
-        if words:
-            print(printable(f"Overrides of {'every' if len(last) > 1 else 'this'} run: {' '.join(words)}"))
-        states = Counter(run.state for run in found)
+        shared = [
+            word for word in last[0].overrides if _is_setting(word) and all(word in run.overrides for run in last)
+        ]
+        if shared:
+            print(printable(f"Overrides of {'every' if len(last) > 1 else 'this'} run: {' '.join(shared)}"))
+        states = Counter(run.state for run in runs)
         counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
-        more = f"; the last {len(last)} shown, limit=null shows all" if len(last) < len(found) else ""
-        jobs = sum(run.path is None for run in found)
+        more = f"; the last {len(last)} shown, limit=null shows all" if len(last) < len(runs) else ""
+        jobs = sum(run.path is None for run in runs)
         without = f" {jobs} of them {'is a job' if jobs == 1 else 'are jobs'} without a run directory." if jobs else ""
-        print(f"{many(len(found), 'run')} ({counts}), {size_text(sum(run.size for run in found))}{more}.{without}")
-        if unread := unreadable(found):
+        print(f"{many(len(runs), 'run')} ({counts}), {size_text(sum(run.size for run in runs))}{more}.{without}")
+        if unread := unreadable(runs):
             print(unread)
     else:
         print(f"No run below {request['paths']['log_dir']} is chosen by these words.")
     if request["output"] is not None:
-        write_rows(request["output"], rows(found, request["columns"]))
+        write_rows(request["output"], rows(runs, request["columns"]))
 
 
 def rows(runs: Sequence[Run], columns: Sequence[str] | None) -> list[dict[str, Any]]:
     """Return the row of each run with unformatted values."""
-    found = []
+    result = []
     for run in runs:
         row: dict[str, Any] = {"run": run.where, "name": run.name, "date": run.date, "state": run.state}
         if columns is None:
@@ -159,36 +158,36 @@ def rows(runs: Sequence[Run], columns: Sequence[str] | None) -> list[dict[str, A
         else:
             row |= {key: run.value(key) for key in columns}
         row |= {"steps": run.steps, "seed": run.seed, "tags": run.tags, "size": run.size, "typed": run.overrides}
-        found.append(row | {"sentence": run.sentence})
-    return found
+        result.append(row | {"sentence": run.sentence})
+    return result
 
 
 def table(runs: Sequence[Run], columns: Sequence[str] | None) -> str:
     """Return a line for each run: state, metric (a star marks the best), differing overrides or `columns`."""
-    found, differ = rows(runs, columns), dict[str, list[Any]]()
+    records, differ = rows(runs, columns), dict[str, list[Any]]()
     if columns is None:  # the overrides that differ, the most frequent first
         typed = Counter(key for run in runs for key in dict.fromkeys(map(key_of, filter(_is_setting, run.overrides))))
         values = {key: [run.value(key) for run in runs] for key, _ in typed.most_common()}
-        differ = {key: some for key, some in values.items() if any(value != some[0] for value in some)}
-    for at, row in enumerate(found):
+        differ = {key: column for key, column in values.items() if any(value != column[0] for value in column)}
+    for at, row in enumerate(records):
         row |= {key: values[at] for key, values in differ.items() if key not in row}
-    metrics = {row.get("metric") for row in found} - {"", None}
+    metrics = {row.get("metric") for row in records} - {"", None}
     keys = ["run", "state", *(["metric", "objective"] if columns is None else columns), *differ]
     keys = list(dict.fromkeys([*keys, "steps", "seed", "tags", "size"]))
     titles = {key: short for key, short in zip(keys, short_names(keys), strict=True) if key in differ}
     hidden = {
-        "state": all(row["state"] == "complete" for row in found),
+        "state": all(row["state"] == "complete" for row in records),
         "metric": len(metrics) == 1,
-        "tags": not any(row["tags"] for row in found),
+        "tags": not any(row["tags"] for row in records),
     }
     keys = [key for key in keys if not hidden.get(key)]
-    cells = [[_cell(row, key) for key in keys] for row in found]
+    cells = [[_cell(row, key) for key in keys] for row in records]
     if len(metrics) == 1:
         titles["objective"] = name = str(*metrics)
-        best = best_of([row["objective"] for row in found], name, next(run.result for run in runs if run.result))
+        best = best_of([row["objective"] for row in records], name, next(run.result for run in runs if run.result))
         for at, line in enumerate(cells if best is not None else ()):
             line[keys.index("objective")] += " *" if at == best else "  "
-    right = [key in NUMBERS or any(is_number(row[key]) for row in found) for key in keys]
+    right = [key in NUMBERS or any(is_number(row[key]) for row in records) for key in keys]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     lines = table_lines([titles.get(key, key) for key in keys], cells, right)
     return "\n".join(line if width is None or len(line) <= width else f"{line[: width - 3]}..." for line in lines)
@@ -207,13 +206,13 @@ def _cell(row: dict[str, Any], key: str) -> str:
     return "" if value is None else ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def write_rows(output: str, found: Any) -> None:
+def write_rows(output: str, rows: Any) -> None:
     if Path(output).suffix == ".json":
-        text = json.dumps(found, indent=2) + "\n"
+        text = json.dumps(rows, indent=2) + "\n"
     else:
-        head = list(found[0]) if found else ["run"]
-        flat = [[" ".join(map(str, one)) if isinstance(one, list) else one for one in row.values()] for row in found]
-        text = files.csv_text(head, flat)
+        head = list(rows[0]) if rows else ["run"]
+        lines = ([" ".join(map(str, x)) if isinstance(x, list) else x for x in row.values()] for row in rows)
+        text = files.csv_text(head, lines)
     files.write_atomically(files.followed(Path(output)), text)
 
 
@@ -230,33 +229,33 @@ class Condition:
     text: str
 
     def holds(self, run: Run) -> bool:
-        found = run.value(self.key)
+        value = run.value(self.key)
         if self.sign in ORDERS:
-            return is_number(found) and ORDERS[self.sign](found, float(_read(self.value)))
-        items = found if isinstance(found, list) and not self.value.startswith("[") else [found]
+            return is_number(value) and ORDERS[self.sign](value, float(_read(self.value)))
+        items = value if isinstance(value, list) and not self.value.startswith("[") else [value]
         return any(self._is_value(item) for item in items) == (self.sign == "=")
 
-    def _is_value(self, found: Any) -> bool:
+    def _is_value(self, item: Any) -> bool:
         value = _read(self.value)
-        if found is None or isinstance(found, (bool, list, dict)) or (is_number(found) and is_number(value)):
-            return bool(found == value)
-        return fnmatch.fnmatchcase(str(found), self.value)
+        if item is None or isinstance(item, (bool, list, dict)) or (is_number(item) and is_number(value)):
+            return bool(item == value)
+        return fnmatch.fnmatchcase(str(item), self.value)
 
 
 def conditions(where: Sequence[str]) -> list[Condition]:
     """Parse `where`; raise UserError for an invalid condition."""
-    found = []
+    result = []
     for text in where:
-        parts = CONDITION.fullmatch(text.strip())
-        if parts is None:
+        match = CONDITION.fullmatch(text.strip())
+        if match is None:
             raise UserError(f"where={text}: write key=value, such as state=complete or 'test/accuracy>=0.9'.")
-        key, sign, value = (part.strip() for part in parts.groups())
+        key, sign, value = (part.strip() for part in match.groups())
         value = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
         known = sign in ORDERS or key != "state" or any(fnmatch.fnmatch(state, value) for state in LISTED)
         require(known, f"where={text}: there is no such state; {did_you_mean(value, LISTED)}")
         require(sign not in ORDERS or is_number(_read(value)), f"where={text}: {sign} takes a number.")
-        found.append(Condition(key, sign, value, text))
-    return found
+        result.append(Condition(key, sign, value, text))
+    return result
 
 
 def choose(runs: Sequence[Run], where: Sequence[str], since: str | None) -> list[Run]:
@@ -270,12 +269,12 @@ def choose(runs: Sequence[Run], where: Sequence[str], since: str | None) -> list
     return chosen
 
 
-def check_key(runs: Sequence[Run], key: str, said: str) -> None:
-    """Raise UserError, with `said` as its beginning, if no run has `key`."""
+def check_key(runs: Sequence[Run], key: str, option: str) -> None:
+    """Raise UserError, which begins with `option`, if no run has `key`."""
     if runs and all(run.value(key) is None for run in runs):
         known = set().union(*(run.keys() for run in runs))
         hint = did_you_mean(key, known, "python scripts/runs.py compare=[<run>,<run>] prints what two runs have.")
-        require(key in known, f"{said}: none of these {len(runs)} runs has {key}; {hint}")
+        require(key in known, f"{option}: none of these {len(runs)} runs has {key}; {hint}")
 
 
 def order(runs: Sequence[Run], sort: str) -> list[Run]:
@@ -284,8 +283,8 @@ def order(runs: Sequence[Run], sort: str) -> list[Run]:
     check_key(runs, key, f"sort={sort}")
 
     def rank(run: Run) -> tuple[bool, float, str]:
-        found = run.value(key)
-        return (False, found, "") if is_number(found) else (True, 0.0, str(found))
+        value = run.value(key)
+        return (False, value, "") if is_number(value) else (True, 0.0, str(value))
 
     runs = sorted(runs, key=lambda run: run.started)
     missing = [run for run in runs if run.value(key) is None]
@@ -301,15 +300,13 @@ def begun_since(since: str) -> datetime:
             return datetime.now(UTC) - timedelta(**{UNITS[age[2]]: float(age[1])})
         return datetime.fromisoformat(since.strip()).astimezone()
     except (ValueError, OverflowError) as error:
-        raise UserError(
-            f"since={since}: expected a date such as 2026-11-20 or 2026-11-20T18:00, or an age such as 7d, 12h or 30m."
-        ) from error
+        raise UserError(f"since={since}: expected a date such as 2026-11-20 or an age such as 7d or 12h.") from error
 
 
 def _read(text: str) -> Any:
     try:
-        found = yaml.safe_load(text)
-        return float(found) if isinstance(found, str) else found  # 1e-3 is a string in YAML 1.1
+        value = yaml.safe_load(text)
+        return float(value) if isinstance(value, str) else value  # 1e-3 is a string in YAML 1.1
     except (yaml.YAMLError, ValueError):
         return text
 
@@ -317,7 +314,7 @@ def _read(text: str) -> Any:
 # tag, archive and delete, each run under its lock, which excludes training processes
 
 
-def tag(runs: Sequence[Run], log_dir: Path, words: Sequence[str], without: Sequence[str]) -> None:
+def tag(runs: Sequence[Run], log_dir: Path, added: Sequence[str], removed: Sequence[str]) -> None:
     """Add and remove tags in config.yaml (for a resumed run) and in result.json; change none if one can't be."""
     refuse([*_not_changeable(runs, log_dir), *(run.status.unread for run in runs if run.status.unread is not None)])
     changed = 0
@@ -325,8 +322,8 @@ def tag(runs: Sequence[Run], log_dir: Path, words: Sequence[str], without: Seque
         with run.directory.locked():
             config, directory = run.directory.plain("config.yaml"), run.directory
             result = directory.result if directory.complete else {}
-            found = (config.get("tags") or []) + (result.get("tags") or [])
-            tags = [word for word in dict.fromkeys((*found, *words)) if word not in without]
+            present = (config.get("tags") or []) + (result.get("tags") or [])
+            tags = [tag for tag in dict.fromkeys((*present, *added)) if tag not in removed]
             if tags == (config.get("tags") or []) and (not result or tags == (result.get("tags") or [])):
                 continue
             changed += 1
@@ -339,22 +336,22 @@ def tag(runs: Sequence[Run], log_dir: Path, words: Sequence[str], without: Seque
 
 def archive(runs: Sequence[Run], log_dir: Path, folder: str) -> None:
     """Move runs to `<folder>/<name>/<run>`; raise UserError, and move none, if one can't be moved."""
-    goal = Path(folder).resolve()
-    places = [(run, goal / run.name / run.path.name) for run in runs if run.path is not None]
-    taken = [f"archive={folder}: {place} is there already." for _, place in places if os.path.lexists(place)]
-    refuse([*_not_changeable(runs, log_dir), *_needed(runs, log_dir), *taken])
-    for run, place in places:
+    root = Path(folder).resolve()
+    places = [(run, root / run.name / run.path.name) for run in runs if run.path is not None]
+    existing = [f"archive={folder}: {target} is there already." for _, target in places if os.path.lexists(target)]
+    refuse([*_not_changeable(runs, log_dir), *_needed(runs, log_dir), *existing])
+    for run, target in places:
         assert run.path is not None
         with run.directory.locked():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            files.move(run.path, place)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            files.move(run.path, target)
         with suppress(OSError):
             run.path.parent.rmdir()
         for sweep in subfolders(log_dir / "sweeps"):
             for path, job in read_jobs(sweep):
                 if isinstance(job.get("run_dir"), str) and os.path.realpath(job["run_dir"]) == str(run.path):
-                    files.write_atomically(path, json.dumps({**job, "run_dir": str(place)}, indent=2) + "\n")
-        print(f"{run.where} -> {place}")
+                    files.write_atomically(path, json.dumps({**job, "run_dir": str(target)}, indent=2) + "\n")
+        print(f"{run.where} -> {target}")
     _mend_latest(log_dir)
     print(f"{many(len(runs), 'run')} moved; python scripts/runs.py runs={folder} lists them.")
 
@@ -371,17 +368,13 @@ def delete(runs: Sequence[Run], log_dir: Path, state: str, sure: bool) -> None:
         return
     refuse([*_not_changeable(gone, log_dir), *_needed(gone, log_dir)])
     for run in gone[:NAMED]:
-        assert run.path is not None
-        age = age_text(seconds_since_write(run.path))
-        print(
-            printable(f"{run.where}  {size_text(run.size)}  last written {age} ago  {' '.join(run.overrides)}").rstrip()
-        )
+        age = age_text(seconds_since_write(run.directory.path))
+        print(printable(f"{run.where}  {size_text(run.size)}  written {age} ago  {' '.join(run.overrides)}"))
     if len(gone) > NAMED:
         print(f"and {len(gone) - NAMED} more")
     if not sure:
         what = f"{many(len(gone), f'{state} run')}, {size_text(sum(run.size for run in gone))}"
-        terminal = sys.stdin.isatty()
-        require(terminal, f"delete={state} asks before it removes {what}, without a terminal: add yes=true.")
+        require(sys.stdin.isatty(), f"delete={state} asks before it removes {what}, without a terminal: add yes=true.")
         require(input(f"Remove {what}? [y/N] ").strip().lower() in ("y", "yes"), "nothing was removed.")
     count = sum(_delete(run, state) for run in gone)
     _mend_latest(log_dir)
@@ -408,9 +401,10 @@ def _delete(run: Run, state: str) -> bool:
 
 def unreadable(runs: Sequence[Run]) -> str | None:
     """Return a message that names runs which can't be read; None if there are none."""
-    said = [run.status.unread.rstrip(".") for run in runs if run.status.unread is not None]
-    more = f"; and {len(said) - NAMED} more" if len(said) > NAMED else ""
-    return printable(f"{many(len(said), 'run')} can't be read: {'; '.join(said[:NAMED])}{more}.") if said else None
+    errors = [run.status.unread.rstrip(".") for run in runs if run.status.unread is not None]
+    more = f"; and {len(errors) - NAMED} more" if len(errors) > NAMED else ""
+    message = f"{many(len(errors), 'run')} can't be read: {'; '.join(errors[:NAMED])}{more}."
+    return printable(message) if errors else None
 
 
 def _not_changeable(runs: Sequence[Run], log_dir: Path) -> Iterator[str]:
@@ -419,10 +413,7 @@ def _not_changeable(runs: Sequence[Run], log_dir: Path) -> Iterator[str]:
         if run.path is None:
             yield f"{run.where} is a job without a run directory: add where=[state!={run.state}]."
         elif not run.path.is_relative_to(log_dir):
-            yield (
-                f"{run.where} is not below paths.log_dir={log_dir}, and nothing else is changed: say where it lies, "
-                f"paths.log_dir={run.path.parent.parent}."
-            )
+            yield f"{run.where} is not below paths.log_dir={log_dir}: set paths.log_dir={run.path.parent.parent}."
         elif run.state == "running" or run.busy:
             yield f"{run.where} is running: leave it out (where=[state!=running]), or wait for its end."
 
@@ -445,10 +436,10 @@ def _mend_latest(log_dir: Path) -> None:
     latest = log_dir / "latest"
     if not latest.is_symlink() or latest.exists():
         return
-    left = sorted((run for run in find_runs(None, log_dir) if run.path is not None), key=lambda run: run.started)
-    if left:
-        point_latest(log_dir, left[-1].directory.path)
-        print(f"{latest.name} leads to {left[-1].where} now.")
+    runs = sorted((run for run in find_runs(None, log_dir) if run.path is not None), key=lambda run: run.started)
+    if runs:
+        point_latest(log_dir, runs[-1].directory.path)
+        print(f"{latest.name} leads to {runs[-1].where} now.")
     else:
         latest.unlink()
 
@@ -456,35 +447,33 @@ def _mend_latest(log_dir: Path) -> None:
 # comparison of two runs
 
 
-def compare(words: Sequence[str], columns: Sequence[str] | None, points: int) -> dict[str, Any]:
+def compare(paths: Sequence[str], columns: Sequence[str] | None, points: int) -> dict[str, Any]:
     """Return the differences between two runs.
 
     `typed` has the overrides of only one of them, `curves` each metric at `points` of their common steps, and `apart`
     the metrics that measure different things, with the reason. `columns` are the metrics to compare; None: all.
     """
-    runs = [open_run(word, "compare", look=True) for word in words]
-    require(runs[0].path != runs[1].path, f"compare=[{words[0]},{words[1]}]: both are {runs[0].path}; give two runs.")
-    a, b = (flatten(run.plain("config.yaml")) for run in runs)
-    pairs = {key: (a.get(key, "absent"), b.get(key, "absent")) for key in sorted(a | b)}
-    configuration = {
-        key: pair for key, pair in pairs.items() if pair[0] != pair[1] and key.split(".")[0] not in NOT_COMPARED
-    }
+    runs = [open_run(path, "compare", look=True) for path in paths]
+    require(runs[0].path != runs[1].path, f"compare=[{paths[0]},{paths[1]}]: both are {runs[0].path}; give two runs.")
+    configs = (flatten(run.plain("config.yaml")) for run in runs)
+    pairs = differences(*configs)
+    configuration = {key: pairs[key] for key in sorted(pairs) if key.split(".")[0] not in NOT_COMPARED}
     typed = [run.overrides if (run.path / "overrides.yaml").is_file() else [] for run in runs]
-    mine, theirs = (run.result if run.complete else {} for run in runs)
-    metrics = {key: (mine.get(key), theirs.get(key)) for key in sorted(mine | theirs)}
+    result_a, result_b = (run.result if run.complete else {} for run in runs)
+    metrics = {key: (result_a.get(key), result_b.get(key)) for key in sorted(result_a | result_b)}
     metrics = {key: pair for key, pair in metrics.items() if any(map(is_number, pair))}
     curves = common_points(runs[0].path, runs[1].path, points)
     for key in columns or ():
         known = [*metrics, *curves]
         require(key in known, f"columns=[{key}]: neither run has such a metric; they have {', '.join(known[:30])}.")
     apart: dict[str, str] = {}
-    if mine and theirs and mine.get("monitor") != theirs.get("monitor"):
-        apart["objective"] = f"{mine.get('monitor')} and {theirs.get('monitor')}"
+    if result_a and result_b and result_a.get("monitor") != result_b.get("monitor"):
+        apart["objective"] = f"{result_a.get('monitor')} and {result_b.get('monitor')}"
     if keys := loss_keys(configuration):
         apart |= dict.fromkeys(LOSSES, f"different {', '.join(keys)}")
     return {
         "runs": [str(run.path) for run in runs],
-        "typed": [[word for word in own if not all(word in other for other in typed)] for own in typed],
+        "typed": [[word for word in overrides if not all(word in other for other in typed)] for overrides in typed],
         "complete": [run.complete for run in runs],
         "configuration": configuration,
         "environment": differing_environments(*(run.environment for run in runs)),
@@ -497,31 +486,30 @@ def compare(words: Sequence[str], columns: Sequence[str] | None, points: int) ->
 def common_points(a: Path, b: Path, points: int) -> dict[str, list[tuple[int, float, float]]]:
     """Return (step, value, value) of each metric that two runs have logged, at up to `points` of the common steps."""
     read = [read_curves(path / "metrics.csv", lambda names: list(filter(is_curve, names))) for path in (a, b)]
-    mine, theirs = ({name: dict(zip(*curve, strict=True)) for name, curve in found.items()} for found in read)
-    found = {}
+    mine, theirs = ({name: dict(zip(*curve, strict=True)) for name, curve in result.items()} for result in read)
+    result = {}
     for name in mine:
         steps = sorted(mine[name].keys() & theirs.get(name, {}).keys())
-        if len(steps) > points:
-            steps = sorted({steps[round(i * (len(steps) - 1) / max(1, points - 1))] for i in range(points)})
         if steps:
-            found[name] = [(step, mine[name][step], theirs[name][step]) for step in steps]
-    return found
+            chosen = [steps[index] for index in spread(len(steps), points)]
+            result[name] = [(step, mine[name][step], theirs[name][step]) for step in chosen]
+    return result
 
 
-def comparison_text(found: dict[str, Any]) -> str:
+def comparison_text(data: dict[str, Any]) -> str:
     lines = []
-    for name, path, typed, complete in zip("ab", found["runs"], found["typed"], found["complete"], strict=True):
+    for name, path, typed, complete in zip("ab", data["runs"], data["typed"], data["complete"], strict=True):
         lines.append(printable(f"{name}: {path}{'' if complete else ' (not complete)'}  {' '.join(typed)}").rstrip())
     for title in ("configuration", "environment"):
-        pairs = [[key, _short(a), _short(b)] for key, (a, b) in found[title].items()]
+        pairs = [[key, _short(a), _short(b)] for key, (a, b) in data[title].items()]
         lines += ["", *(table_lines([title, "a", "b"], pairs) if pairs else [f"{title}: the same"])]
-    apart = found["apart"]
-    if found["metrics"]:
-        cells = [[key, _short(a), _short(b), apart.get(key, _gap(a, b))] for key, (a, b) in found["metrics"].items()]
+    apart = data["apart"]
+    if data["metrics"]:
+        cells = [[key, _short(a), _short(b), apart.get(key, _gap(a, b))] for key, (a, b) in data["metrics"].items()]
         lines += ["", *table_lines(["metric", "a", "b", "b - a"], cells)]
     cells = [
         [name if i == 0 else "", str(step), _short(a), _short(b), "" if name in apart else _gap(a, b)]
-        for name, rows in found["curves"].items()
+        for name, rows in data["curves"].items()
         for i, (step, a, b) in enumerate(rows)
     ]
     shared = table_lines(["curve", "step", "a", "b", "b - a"], cells)

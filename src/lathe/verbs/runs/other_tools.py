@@ -80,9 +80,7 @@ class OtherRun(Run):
     def label(self) -> str:
         return self._label
 
-    @property
-    def name(self) -> str:
-        return self._label
+    name = label
 
     def curves(self, choose: Callable[[Sequence[str]], Sequence[str]]) -> dict[str, Curve]:
         return {name: self.record.curves[name] for name in choose(list(self.record.curves))}
@@ -97,14 +95,14 @@ def _last(values: Sequence[float]) -> float | None:
 
 def find_all_runs(named: str | Sequence[str]) -> list[Run]:
     """Return the runs at or below paths or patterns, as `find_runs`; of other tools where Lathe has none."""
-    words, others, own = [named] if isinstance(named, str) else named, list[Run](), list[str]()
-    for word in words:
-        paths = [path for path in paths_of(word) if path.is_file() or not (is_sweep(path) or any(runs_below(path)))]
-        found = [run for path in paths for run in runs_of_tools(path)]
-        others += found
-        own += [] if found else [word]
+    patterns, others, lathes = [named] if isinstance(named, str) else named, list[Run](), list[str]()
+    for pattern in patterns:
+        paths = [path for path in paths_of(pattern) if path.is_file() or not (is_sweep(path) or any(runs_below(path)))]
+        runs = [run for path in paths for run in runs_of_tools(path)]
+        others += runs
+        lathes += [] if runs else [pattern]
     unique = {(run.where, run.label): run for run in others}
-    return [*(find_runs(own) if own else []), *unique.values()]
+    return [*(find_runs(lathes) if lathes else []), *unique.values()]
 
 
 def runs_of_tools(path: Path) -> Iterator[Run]:
@@ -134,8 +132,8 @@ def runs_of_tools(path: Path) -> Iterator[Run]:
             except ModuleNotFoundError as error:
                 raise UserError(f"runs: {folder} needs the package {error.name}: pip install {error.name}.") from error
             except Exception as error:  # a damaged or hostile file may raise anything
-                said = " ".join(str(error).split())[:200]
-                record = Record(state="failed", sentence=f"its files can't be read: {said}")
+                message = " ".join(str(error).split())[:200]
+                record = Record(state="failed", sentence=f"its files can't be read: {message}")
             yield OtherRun(folder, folder.relative_to(path.parent).as_posix(), record)
         for file in databases if reader is None else ():
             yield from _mlflow_database(file)
@@ -218,8 +216,8 @@ def _tensorboard(folder: Path) -> Record:
                 kind = kinds.setdefault(f"{path}/{value.tag}", plugin.plugin_name)
                 if kind == "hparams" and value.tag == "_hparams_/session_start_info":
                     start = HParamsPluginData.FromString(plugin.content).session_start_info
-                    for key, one in start.hparams.items():
-                        record.config.setdefault(key, getattr(one, one.WhichOneof("kind") or "string_value"))
+                    for key, param in start.hparams.items():
+                        record.config.setdefault(key, getattr(param, param.WhichOneof("kind") or "string_value"))
                 elif kind == "scalars" and not value.tensor.tensor_shape.dim:
                     # add_hparams and add_scalars write into folders below the run's
                     name = value.tag if not below or value.tag not in record.curves else f"{below}{value.tag}"

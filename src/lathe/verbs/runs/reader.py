@@ -146,28 +146,27 @@ class Run:
     @cached_property
     def metrics(self) -> dict[str, float]:
         """The finite numbers of result.json, by name."""
-        found = {printable(name): finite(value) for name, value in self.result.items() if name not in COUNTS}
-        return {name: value for name, value in found.items() if value is not None}
+        numbers = {printable(name): finite(value) for name, value in self.result.items() if name not in COUNTS}
+        return {name: value for name, value in numbers.items() if value is not None}
 
     @cached_property
     def environment(self) -> dict[str, Any]:
         """The contents of environment.json; empty if it can't be read."""
         with suppress(UserError, OSError):
-            return {} if self.path is None else self.directory.environment
+            return self.directory.environment
         return {}
 
     @cached_property
     def receipt(self) -> dict[str, Any]:
         """The contents of receipt.json; empty without one that can be read."""
         with suppress(UserError, OSError):
-            if self.path is not None and (self.path / "receipt.json").is_file():
-                return self.directory.receipt
+            return self.directory.receipt
         return {}
 
     @cached_property
     def tags(self) -> list[str]:
-        found = self.result.get("tags", []) if self.result else self.config.get("tags")
-        return [str(word) for word in found] if isinstance(found, list) else []
+        tags = self.result.get("tags", []) if self.result else self.config.get("tags")
+        return [str(tag) for tag in tags] if isinstance(tags, list) else []
 
     @property
     def seed(self) -> Any:
@@ -188,13 +187,13 @@ class Run:
         """The number of optimizer steps that are recorded."""
         if isinstance(self.result.get("steps"), int):
             return int(self.result["steps"])
-        errors, path = (OSError, ValueError, IndexError, StopIteration, csv.Error), self.directory.path / "metrics.csv"
-        with suppress(*errors), open_plain(path, "rb") as file:  # its last line, without reading the others
-            at = next(csv.reader([file.readline(65536).decode("utf-8-sig")])).index("step")
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 65536))
-            lines = [line for line in file.read().rstrip(b"\0").decode(errors="replace").splitlines() if line.strip()]
-            return int(next(csv.reader([lines[-1]]))[at])
+        path = self.directory.path / "metrics.csv"
+        with suppress(OSError, ValueError, LookupError, csv.Error), open_plain(path, "rb") as file:
+            head = file.readline()
+            file.seek(max(len(head), file.seek(0, os.SEEK_END) - 65536))  # not the whole of a long file
+            last = file.read().rstrip(b"\0\r\n").decode(errors="replace").splitlines()[-1]
+            names, values = csv.reader([head.decode("utf-8-sig"), last])
+            return int(values[names.index("step")])
         return None
 
     @cached_property
@@ -223,12 +222,12 @@ class Run:
     def command(self, seeds: Sequence[Any] = (), folds: Sequence[Any] = ()) -> str:
         """Return the shell command that repeats this run, or several `seeds` and `folds` of it."""
         swept = {key: values for key, values in zip(SEEDS, (seeds, folds), strict=True) if len(values) > 1}
-        words = drop_overrides(rerun_overrides(self.overrides, self.leaves), *swept)
-        words += [f"{key}={','.join(map(str, values))}" for key, values in swept.items()]
+        overrides = drop_overrides(rerun_overrides(self.overrides, self.leaves), *swept)
+        overrides += [f"{key}={','.join(map(str, values))}" for key, values in swept.items()]
         typed = self.environment.get("command")
         compress = isinstance(typed, list) and typed and os.path.basename(str(typed[0])) == "compress.py"
         script = "scripts/compress.py" if compress else "train.py"
-        return printable(shlex.join(["python", script, *(["-m"] if swept else []), *words]))
+        return printable(shlex.join(["python", script, *(["-m"] if swept else []), *overrides]))
 
 
 def find_runs(named: str | Sequence[str] | None, log_dir: Path | None = None) -> list[Run]:
@@ -237,65 +236,67 @@ def find_runs(named: str | Sequence[str] | None, log_dir: Path | None = None) ->
         assert log_dir is not None
         entries = list(runs_below(log_dir, WITHOUT_RUNS))
     else:
-        words = [named] if isinstance(named, str) else named
+        patterns = [named] if isinstance(named, str) else named
         entries = []
-        for word in words:
-            for folder in paths_of(word):
+        for pattern in patterns:
+            for folder in paths_of(pattern):
                 below = list(runs_below(folder))
-                each = "(each has a config.yaml and an environment.json)"
-                hint = f"it has no run directory {each}; logs/<name> holds the runs of a name."
-                require(bool(below) or is_sweep(folder), f"runs={word}: {hint}")
+                hint = "name logs/<name> or a run directory, which has a config.yaml and an environment.json."
+                require(bool(below) or is_sweep(folder), f"runs={pattern}: it has no run directory; {hint}")
                 entries += below
-    found: dict[Path, RunEntry] = {}
+    by_path: dict[Path, RunEntry] = {}
     for entry in entries:
-        first = found.setdefault((entry.path or entry.file or Path()).resolve(), entry)
+        first = by_path.setdefault((entry.path or entry.file or Path()).resolve(), entry)
         if not first.job:
             first.job, first.file = entry.job, entry.file
-    log_dirs = {path.parent.parent for path, entry in found.items() if entry.path is not None}
+    log_dirs = {path.parent.parent for path, entry in by_path.items() if entry.path is not None}
     for folder in log_dirs | ({log_dir} if log_dir else set()):
         for path, job in jobs_by_run(folder).items():  # which say how a run without a result ended
-            if path in found and not found[path].job:
-                found[path].job, found[path].file = job.job, job.file
-    known: dict[str, Any] = {}
-    runs = [Run(entry, known) for entry in found.values()]
+            if path in by_path and not by_path[path].job:
+                by_path[path].job, by_path[path].file = job.job, job.file
+    shared: dict[str, Any] = {}
+    runs = [Run(entry, shared) for entry in by_path.values()]
     if named is None:  # the job of a run that was archived is not listed
         runs = [run for run in runs if run.path is None or (log_dir and run.path.is_relative_to(log_dir))]
     return sorted(runs, key=lambda run: (run.path is None, str(run.path or ""), run.number or 0))
 
 
-def paths_of(word: str) -> list[Path]:
+def paths_of(pattern: str) -> list[Path]:
     """Return the files and folders that a path or a pattern names; raise UserError if there is none."""
     try:
-        paths = [Path(word)] if os.path.exists(word) else [Path(path) for path in sorted(glob.glob(word))]
+        paths = [Path(pattern)] if os.path.exists(pattern) else [Path(path) for path in sorted(glob.glob(pattern))]
     except (OSError, ValueError):  # too long, or with a null byte
         paths = []
-    hint = "name a run directory, logs/<name> or a sweep's directory below logs/sweeps."
-    short = word[:200]
-    require(bool(paths), f"runs={short}: there is no such folder; {suggest_folder(Path(short.split('*')[0]), hint)}")
+    short = pattern[:200]
+    hint = suggest_folder(Path(short.split("*")[0]), "name a run directory, logs/<name> or a sweep's directory.")
+    require(bool(paths), f"runs={short}: there is no such folder; {hint}")
     return paths
 
 
-Curve = tuple[list[int], list[float]]
+Curve = tuple[list[int], list[float]]  # steps and values
 
 
 def read_curves(path: Path, choose: Callable[[Sequence[str]], Sequence[str]]) -> dict[str, Curve]:
     """Return the columns of a metrics.csv that `choose` takes: its numbers, up to a line that can't be read."""
-    found: dict[str, Curve] = {}
+    curves: dict[str, Curve] = {}
     with suppress(OSError, UnicodeDecodeError, csv.Error), open_plain(path, newline="", encoding="utf-8-sig") as file:
-        lines = csv.reader(file)
-        names = next(lines, [])
-        kept = set(choose(names))
-        wanted = [(at, name) for at, name in enumerate(names) if name in kept]
-        step = names.index("step") if "step" in names else -1
-        for line in islice(lines, 10_000_000) if "step" in names else ():
-            for at, name in wanted:
-                if at < len(line) and line[at]:
-                    with suppress(ValueError, IndexError, OverflowError):
-                        when, value = int(float(line[step])), float(line[at])
-                        steps, values = found.setdefault(name, ([], []))
-                        steps.append(when)
-                        values.append(value)
-    return found
+        rows = csv.DictReader(file)
+        names = choose(rows.fieldnames or [])
+        for row in islice(rows, 10_000_000):
+            for name in filter(row.get, names):
+                with suppress(KeyError, TypeError, ValueError, OverflowError):
+                    step, value = int(float(row["step"])), float(row[name])
+                    steps, values = curves.setdefault(name, ([], []))
+                    steps.append(step)
+                    values.append(value)
+    return curves
+
+
+def spread(length: int, most: int) -> list[int]:
+    """Return the indices of at most `most` of `length` points, evenly spaced, with both ends."""
+    if length <= most:
+        return list(range(length))
+    return sorted({round(i * (length - 1) / max(1, most - 1)) for i in range(most)})
 
 
 def _bytes_in(folder: str) -> int:
@@ -310,8 +311,12 @@ def _bytes_in(folder: str) -> int:
 
 def differing_environments(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Return the differing entries of two environment.json by name; a diff is given by length and SHA-256."""
-    mine, theirs = map(dict, map(_facts, (a, b)))
-    pairs = {key: (mine.get(key, "absent"), theirs.get(key, "absent")) for key in mine | theirs}
+    return differences(dict(_facts(a)), dict(_facts(b)))
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return both values of each key at which they differ; "absent" for a key that one lacks."""
+    pairs = {key: (a.get(key, "absent"), b.get(key, "absent")) for key in {**a, **b}}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
@@ -350,17 +355,17 @@ def many(count: int, noun: str) -> str:
 
 def size_text(count: float) -> str:
     """Format bytes with decimal units."""
-    power = next((power for power in range(len(UNITS) - 1) if count < 1000 ** (power + 1)), len(UNITS) - 1)
-    scaled = count / 1000**power
-    return f"{scaled:.0f} {UNITS[power]}" if power == 0 or scaled >= 100 else f"{scaled:.1f} {UNITS[power]}"
+    unit, *larger = UNITS
+    while count >= 1000 and larger:
+        count, unit = count / 1000, larger.pop(0)
+    return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
 
 
 def age_text(seconds: float) -> str:
     """Format a time in the largest unit that it holds twice."""
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
+    units = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
+    unit, length = next((pair for pair in units if seconds >= 2 * pair[1]), units[-1])
+    return f"{seconds / length:.0f} {unit}"
 
 
 def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool] | None = None) -> list[str]:
