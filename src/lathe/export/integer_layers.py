@@ -189,34 +189,34 @@ def deployable(net: nn.Module, example: Tensor | tuple[Tensor, ...], dialect: Di
     """
     names = quantized_layers(net).keys()
     require(bool(names), "the net has no quantized layer: train with compression=qat, or run scripts/compress.py.")
-    found = copied(net)
-    given = example if isinstance(example, tuple) else (example,)
-    norms = followers(copied(net, floats=True), given[0] if len(given) == 1 else Call(given))
+    converted = copied(net)
+    inputs = example if isinstance(example, tuple) else (example,)
+    norms = followers(copied(net, floats=True), inputs[0] if len(inputs) == 1 else Call(inputs))
     twins: dict[int, Any] = {}  # by the id of the weight, which layers may share, such as a tied head
     for name in names:
-        layer: Any = found.get_submodule(name)
+        layer: Any = converted.get_submodule(name)
         if isinstance(layer, QuantAdd):
             sources = [_source(layer.input_quantizer, name), _source(layer.other_quantizer, name)]
             layer.__class__ = IntegerAdd  # type: ignore[assignment]  # hooks and name stay
             del layer._modules["input_quantizer"], layer._modules["other_quantizer"]
             layer.__dict__.update(first=sources[0], second=sources[1], dialect=dialect)
             continue
-        weight, norm = id(layer.weight), found.get_submodule(norms[name]) if name in norms else None
+        weight, norm = id(layer.weight), converted.get_submodule(norms[name]) if name in norms else None
         if norm is not None and norm.running_mean is None:  # it normalizes by the batch
             norm = None
         _convert(name, layer, dialect, norm)
         if norm is not None:
-            found.set_submodule(norms[name], nn.Identity().eval())
+            converted.set_submodule(norms[name], nn.Identity().eval())
         twin = twins.setdefault(weight, layer)
         if torch.equal(twin.integers, layer.integers) and torch.equal(twin.scale, layer.scale):
             layer.integers, layer.scale = twin.integers, twin.scale
-    return found
+    return converted
 
 
 def copied(net: nn.Module, *, floats: bool = False) -> nn.Module:
     """Return a float32 copy in eval mode on the CPU without gradients; `floats` replaces quantized layers."""
-    found = strip(net) if floats else copy.deepcopy(net)
-    return found.cpu().float().eval().requires_grad_(False)
+    net = strip(net) if floats else copy.deepcopy(net)
+    return net.cpu().float().eval().requires_grad_(False)
 
 
 def _source(quantizer: FakeQuantize | None, name: str) -> Affine | str | None:
@@ -244,9 +244,9 @@ def _convert(name: str, layer: Any, dialect: Dialect, norm: Any) -> None:
     bias = None if getattr(layer, "bias", None) is None else layer.bias.detach().double()
     if norm is not None:
         # in eval mode it is y = g x + b
-        one = torch.ones(out, dtype=torch.float64)
-        weight = one if norm.weight is None else norm.weight.detach().double()
-        b = 0 * one if norm.bias is None else norm.bias.detach().double()
+        ones = torch.ones(out, dtype=torch.float64)
+        weight = ones if norm.weight is None else norm.weight.detach().double()
+        b = 0 * ones if norm.bias is None else norm.bias.detach().double()
         g = weight / torch.sqrt(norm.running_var.double() + norm.eps)
         b = b - g * norm.running_mean.double()
         bias = b if bias is None else g * bias + b

@@ -39,8 +39,8 @@ def main(job: Path) -> None:
             net = FlatCore(net, call.args, call.kwargs)
         run = on_arrays(net)
     for number in range(len(list(job.glob("in_*.npz")))):
-        with np.load(job / f"in_{number}.npz") as given:
-            np.savez(job / f"out_{number}.npz", *as_list(run(*given.values())))
+        with np.load(job / f"in_{number}.npz") as arrays:
+            np.savez(job / f"out_{number}.npz", *as_list(run(*arrays.values())))
 
 
 if __name__ == "__main__":
