@@ -95,18 +95,12 @@ def test_what_is_exported_is_what_was_trained(
         assert float((answer - wanted).abs().max() / wanted.abs().max()) <= report["tolerance"]
 
 
-def test_the_command(runs: Any, tmp_path: Path) -> None:
+def test_the_command_and_signals_that_leave_its_earlier_export(runs: Any, tmp_path: Path) -> None:
     run = runs("dense")
-    words = (f"run={run.path}", "target.samples=50", "-m", "target=onnx,onnx_int8")
+    words = (f"run={run.path}", "target.samples=50")
     done = check(run_command(*words, cwd=tmp_path, script="scripts/export.py", timeout=500))
-    for target in ("onnx", "onnx_int8"):
-        assert f"{run.path}/exports/{target}" in done.stdout
-        assert json.loads((run.path / "exports" / target / "parity.json").read_text())["fresh_process"] is True
-
-
-def test_a_signal_leaves_the_earlier_export(runs: Any, tmp_path: Path) -> None:
-    run = runs("dense")
-    ship(request(run, "target=onnx", "target.samples=5"))
+    assert f"{run.path}/exports/onnx" in done.stdout
+    assert json.loads((run.path / "exports/onnx/parity.json").read_text())["fresh_process"] is True
     before = (run.path / "exports" / "onnx" / "manifest.json").read_bytes()
     for number in (signal.SIGTERM, signal.SIGKILL):
         process = start(command(f"run={run.path}", script="scripts/export.py"), tmp_path)
