@@ -176,7 +176,11 @@ def open_bundle(
     require(
         fits, f"{key}={name} runs on CPUs alone, not on {device}: leave trainer.accelerator=cpu, or export to onnx."
     )
-    return Bundle(folder, manifest, target.load(folder / manifest["file"], threads, device))
+    try:
+        run = target.load(folder / manifest["file"], threads, device)
+    except ImportError as error:
+        raise UserError(target.available() or f"{key}={name} can't be opened: {error}.") from error
+    return Bundle(folder, manifest, run)
 
 
 def check_origin(folder: Path, manifest: dict[str, Any]) -> None:

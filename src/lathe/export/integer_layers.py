@@ -35,7 +35,10 @@ class Affine:
 
 
 class Dialect:
-    """PT2E's operators for tracing integer layers; other back ends override them."""
+    """How a back end writes integer layers: PT2E's operators with unsigned activations, unless overridden.
+
+    An `Affine` counts from 0; the back end's integers are `lowest` to `lowest + 255`, of `dtype`.
+    """
 
     integer_bias = False  # whether a layer with known input scale gets an int32 bias
     one_channel = True  # whether convolutions of one channel are correct; otherwise a channel of zeros is added
@@ -48,10 +51,10 @@ class Dialect:
 
     def rounded(self, x: Tensor, affine: Affine) -> Tensor:
         """Round x to the values of `affine`, as float32."""
-        arguments = (affine.scale, affine.zero_point, 0, 255, torch.uint8)
+        arguments = (affine.scale, affine.zero_point + self.lowest, self.lowest, self.lowest + 255, self.dtype)
         q = self.ops.quantize_per_tensor.default(x, *arguments)
         if affine.top < 255:  # inductor's fused kernels saturate at 255, whatever the arguments say
-            q = q.clamp(max=affine.top)
+            q = q.clamp(max=affine.top + self.lowest)
         out: Tensor = self.ops.dequantize_per_tensor.default(q, *arguments)
         return out
 
@@ -64,12 +67,7 @@ class Dialect:
         return out
 
     def dequantized(self, integers: Tensor, scale: Tensor) -> Tensor:
-        """Multiply int8 or int32 `[out, ...]` by a scale `[out]`, or `[out, groups]` with groups along axis 1.
-
-        Weights that `to_float` made floats stay as they are.
-        """
-        if integers.is_floating_point():
-            return integers
+        """Multiply int8 or int32 `[out, ...]` by a scale `[out]`, or `[out, groups]` with groups along axis 1."""
         if scale.dim() == 2:
             return scaled(integers, scale)
         zeros = torch.zeros(len(scale), dtype=torch.int64)
@@ -110,7 +108,7 @@ class _Integers(nn.Module):
 
     dialect: Dialect
     source: Affine | str | None  # range of the input, "dynamic", or None for float
-    integers: Tensor
+    integers: Tensor  # or floats, by `to_float`
     scale: Tensor
     offset: Tensor | None  # the bias: float32, or int32 in units of offset_scale
     offset_scale: Tensor | None
@@ -118,7 +116,8 @@ class _Integers(nn.Module):
 
     @property
     def weights(self) -> Tensor:
-        weight = self.dialect.dequantized(self.integers, self.scale)
+        is_float = self.integers.is_floating_point()
+        weight = self.integers if is_float else self.dialect.dequantized(self.integers, self.scale)
         return weight if self.integers.shape == self.full else weight.view(self.full)
 
     @property
@@ -141,7 +140,7 @@ class IntegerLinear(_Integers, nn.Linear):
     """A linear layer with integer weights."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.source == DYNAMIC:
+        if self.source == DYNAMIC and not self.integers.is_floating_point():
             return self.dialect.dynamic_linear(x, self.integers, self.scale, self.offset)
         return self.dialect.linear(_read(x, self.source, self.dialect), self.weights, self.offsets)
 

@@ -288,8 +288,8 @@ def shown(facts: dict[str, Any]) -> dict[str, Any]:
     about = [f"run {facts['run']}", f"{facts['target']} of {facts['checkpoint']}.ckpt, {arithmetic}"]
     if "inputs" in facts:
         lines = [f"{entry['name']}: {entry['dtype']} {entry['shape']}" for entry in facts["inputs"]]
-        sizes: list[dict[str, Any]] = facts["inputs"]
-        body = {entry["name"]: _zeros([1 if isinstance(n, str) else n for n in entry["shape"]]) for entry in sizes}
+        shapes = {entry["name"]: [1 if isinstance(n, str) else n for n in entry["shape"]] for entry in facts["inputs"]}
+        body = {name: np.zeros(shape, int).tolist() for name, shape in shapes.items()}
         return {"kind": "arrays", "body": json.dumps(body), "schema": lines, "about": about}
     spec = facts["input"]
     if "vocab_size" in spec:
@@ -314,10 +314,6 @@ def shown(facts: dict[str, Any]) -> dict[str, Any]:
             f"{len(facts['classes'])} classes",
         ],
     }
-
-
-def _zeros(shape: list[int]) -> Any:
-    return [_zeros(shape[1:]) for _ in range(shape[0])] if shape else 0
 
 
 def _hash(text: str, name: str) -> str:

@@ -101,7 +101,7 @@ class Images:
         values = integers(value, name)
         sentence = f"{name} has values outside of 0 to 255: send pixels as whole numbers."
         demand(bool(((values >= 0) & (values <= 255)).all()), 422, sentence)
-        return self.array(values.astype(np.uint8), name, one=name == "image")
+        return self.array(values.astype(np.uint8), name, is_single=name == "image")
 
     def pictures(self, files: list[bytes], kind: str | None = None) -> Array:
         """Decode PNG or JPEG files, of `limits.pixels` together, to uint8 `[n, channels, height, width]`."""
@@ -128,7 +128,7 @@ class Images:
         return np.stack(images)
 
     def array(self, pixels: Array, name: str, is_single: bool | None = None) -> tuple[Array, bool]:
-        """Return `pixels` in the net's layout; `one` as in `arranged`."""
+        """Return `pixels` in the net's layout; `is_single` as `one` in `arranged`."""
         demand(pixels.dtype == np.uint8, 422, f"{name} is of {pixels.dtype}: send pixels from 0 to 255 as uint8.")
         arrangement = arranged(pixels, self.channels, self.size, is_single)
         if arrangement is None:

@@ -50,8 +50,6 @@ def describe(run: str, target: str, checkpoint: str) -> dict[str, Any]:
     require(there, f"target={target}: {opened.path} has no such export: {fix}.")
     manifest = read_manifest(folder)
     kind = export.get(str(manifest["target"]))
-    missing = kind.available()
-    require(missing is None, str(missing))
     require(kind.computes, f"target={target} holds weights alone, which compute nothing: choose another target.")
     check_origin(folder, manifest)
     same = checkpoint in ("best", manifest["checkpoint"])  # best is the default

@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -128,14 +128,9 @@ class Xnnpack(Dialect):
     def rounded(self, x: Tensor, affine: Affine) -> Tensor:
         if affine.top < 255:  # XNNPACK saturates at the ends of int8, whatever the arguments say
             x = x.clamp(-affine.scale * affine.zero_point, affine.scale * (affine.top - affine.zero_point))
-        arguments = (affine.scale, affine.zero_point - 128, -128, 127, torch.int8)
-        q = self.ops.quantize_per_tensor.default(x, *arguments)
-        out: Tensor = self.ops.dequantize_per_tensor.default(q, *arguments)
-        return out
+        return super().rounded(x, replace(affine, top=255))
 
     def dequantized(self, integers: Tensor, scale: Tensor) -> Tensor:
-        if integers.is_floating_point():
-            return integers
         out: Tensor = self.ops.dequantize_per_channel.default(integers, scale, self.zeros, 0, -127, 127, torch.int8)
         return out
 

@@ -81,10 +81,10 @@ class OnnxDialect(Dialect):
         pass
 
     def rounded(self, x: Tensor, affine: Affine) -> Tensor:
-        scale, zero = torch.tensor(affine.scale), torch.tensor(affine.zero_point, dtype=torch.uint8)
-        q = operator("QuantizeLinear", (x, scale, zero), torch.uint8, x.shape)
+        scale, zero = torch.tensor(affine.scale), torch.tensor(affine.zero_point + self.lowest, dtype=self.dtype)
+        q = operator("QuantizeLinear", (x, scale, zero), self.dtype, x.shape)
         if affine.top < 255:  # QuantizeLinear saturates at 255
-            q = operator("Min", (q, torch.tensor(affine.top, dtype=torch.uint8)), torch.uint8, x.shape)
+            q = operator("Min", (q, torch.tensor(affine.top + self.lowest, dtype=self.dtype)), self.dtype, x.shape)
         return operator("DequantizeLinear", (q, scale, zero), torch.float32, x.shape)
 
     def rounded_dynamically(self, x: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from lathe.export import Array, Target, export_target, get
 from lathe.export.bundle import readable, whole
 from lathe.export.inputs import Shipped, bounded_axes, check_bounds, has_tokens, in_parts, stand_in
 from lathe.export.integer_layers import DYNAMIC, Affine, IntegerEmbedding, copied, deployable, scaled, to_float
-from lathe.export.targets.onnx import OnnxDialect, operator, write
+from lathe.export.targets.onnx import OnnxDialect, write
 from lathe.files import scratch
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -153,18 +153,14 @@ class Symmetric(OnnxDialect):
     """
 
     integer_bias = False
+    lowest, dtype = -128, torch.int8
 
     def rounded(self, x: Tensor, affine: Affine) -> Tensor:
         below, above = affine.zero_point, affine.top - affine.zero_point
         step = affine.scale * max(below, above, 127) / 127  # not finer than before: integers below 128 are unchanged
         if affine.top < 255:  # QuantizeLinear saturates at the ends of int8
             x = x.clamp(-affine.scale * below, affine.scale * above)
-        scale, zero = torch.tensor(step), torch.tensor(0, dtype=torch.int8)
-        q = operator("QuantizeLinear", (x, scale, zero), torch.int8, x.shape)
-        return operator("DequantizeLinear", (q, scale, zero), torch.float32, x.shape)
-
-    def dequantized(self, integers: Tensor, scale: Tensor) -> Tensor:
-        return integers if integers.is_floating_point() else super().dequantized(integers, scale)
+        return super().rounded(x, Affine(step, 128, 255))
 
 
 def prepared(net: nn.Module, example: Tensor, half: bool) -> nn.Module:
