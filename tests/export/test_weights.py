@@ -16,7 +16,6 @@ from lathe.compression.channels.removal import find_groups
 from lathe.compression.quantization import LayerPlan, integer_weight, quantized_layers
 from lathe.errors import UserError
 from lathe.export import get
-from lathe.export.targets.weights import pack, unpack
 from lathe.nets import GPT, MLP
 
 Make = Callable[[], nn.Module]
@@ -38,15 +37,6 @@ def content(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def same(first: nn.Module, second: nn.Module, inputs: Tensor) -> None:
     with torch.no_grad():
         assert torch.equal(first.eval()(inputs), second.eval()(inputs))
-
-
-@pytest.mark.parametrize("bits", [2, 3, 8])
-def test_packing_keeps_every_integer(bits: int) -> None:
-    top = 2 ** (bits - 1) - 1
-    integers = torch.randint(-top, top + 1, (7, 3, 5), dtype=torch.int8)
-    data = pack(integers, bits)
-    assert data.numel() == -(-integers.numel() * bits // 8)
-    assert torch.equal(unpack(data, [7, 3, 5], bits), integers)
 
 
 def test_floats_have_their_plain_names(make_resnet: Make, images: Tensor, tmp_path: Path) -> None:

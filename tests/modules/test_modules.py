@@ -8,8 +8,9 @@ import pytest
 import torch
 from lightning.pytorch import Trainer, seed_everything
 from support import modules
+from support.exports import request
 from support.interruptions import NEVER, Interrupted, Interruption, interruption
-from support.module_runs import MODULES, cfg_of, directory, request
+from support.module_runs import MODULES, cfg_of, directory
 from support.ranks import on_ranks
 from support.runs import column, weights
 
@@ -235,10 +236,11 @@ def test_a_finished_run_is_compressed_and_evaluated(tmp_path: Path, method: str)
     dense = cfg_of(tmp_path, "Classifier")
     before = train(dense)["val_loss"]
     source = RunDir(directory(dense))
-    result = compress(request(source, "compress", f"compression={method}", "compression.receipt=none"))
+    words = (f"compression={method}", "compression.receipt=none", "trusted=[support]")
+    result = compress(request(source, *words, name="compress"))
     assert result["source/val_loss"] == pytest.approx(before, abs=1e-6)
     made = next(path for path in source.path.parent.iterdir() if path.name not in ("latest", source.path.name))
-    found = evaluate(request(RunDir(made), "evaluate", "split=val"))
+    found = evaluate(request(RunDir(made), "split=val", "trusted=[support]", name="evaluate"))
     assert found["val_loss"] == pytest.approx(result["val_loss"], abs=1e-6)
     assert found["val_loss"] != before
 

@@ -31,9 +31,9 @@ def made(log_dir: Path, *overrides: str) -> RunDir:
     return RunDir(cfg["paths"]["run_dir"])
 
 
-def request(run: RunDir, *overrides: str) -> dict[str, Any]:
-    """Return the job's configuration, as from `launch_on_run`."""
-    asked = config(f"run={run.path}", *overrides, name="export")
+def request(run: RunDir, *overrides: str, name: str = "export") -> dict[str, Any]:
+    """Return the configuration of a command on a run, as from `launch_on_run`."""
+    asked = config(f"run={run.path}", *overrides, name=name)
     cfg = run.config
     cfg["trainer"] |= asked["trainer"]
     cfg["paths"]["run_dir"] = str(run.path)

@@ -68,7 +68,7 @@ def fresh_folder(path: Path) -> Iterator[Path]:
                 temporary.mkdir()
                 yield temporary
     except Exception as error:
-        # exporters raise errors of their own if the disk is full
+        # exporters raise other errors if the disk is full
         if not isinstance(error, UserError | OSError) and shutil.disk_usage(path.parent).free < SPARE:
             reason = files.disk_reason(OSError(errno.ENOSPC, ""))
             raise UserError(f"{path} can't be written, {reason}.") from error

@@ -118,9 +118,9 @@ class Shipped(nn.Module):
 class FlatCore(nn.Module):
     """The core of a LightningModule as a function of tensors: nested arguments and outputs become flat lists.
 
-    `args` and `kwargs` are the core's arguments, as in a recorded call; plain values among them are constants. What the
-    core does not read of dicts, such as a batch's labels, is no input. `axes` has the dynamic axes of each input, by
-    their names. Raises UserError if the core returns something other than nested tensors.
+    `args` and `kwargs` are the core's arguments, as in a recorded call; plain values among them are constants. Entries
+    of dicts that the core does not read, such as a batch's labels, are not inputs. `axes` has the dynamic axes of each
+    input by name. Raises UserError if the core returns something other than nested tensors.
     """
 
     def __init__(self, core: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

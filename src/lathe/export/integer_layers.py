@@ -35,7 +35,7 @@ class Affine:
 
 
 class Dialect:
-    """How a back end writes integer layers: PT2E's operators with unsigned activations, unless overridden.
+    """Operators of a back end for integer layers: PT2E's, with unsigned activations, unless overridden.
 
     An `Affine` counts from 0; the back end's integers are `lowest` to `lowest + 255`, of `dtype`.
     """
@@ -257,7 +257,7 @@ def _convert(name: str, layer: Any, dialect: Dialect, norm: Any) -> None:
         # store whole multiples of integers with few bits: the bias is rounded to units of the scale
         finer = 127 // layer.weight_quantizer.high
         integers, scale = integers * finer, scale / finer
-        # raise scales so that the bias fits into 32 bits: of channels with weights negligible beside it, or pruned ones
+        # raise scales so that the bias fits into 32 bits, for pruned channels and others with tiny weights
         wide = torch.maximum(scale, bias.abs() / (source.scale * LARGEST_BIAS))
         ratio = (scale / wide).view(-1, *[1] * (integers.dim() - 1))
         integers, scale = torch.where(ratio < 1, torch.round(integers * ratio), integers).to(torch.int8), wide

@@ -190,22 +190,8 @@ def compared(
     If the run's data can't be opened, a warning says that only noise is compared, and `held_out` and `figures` are
     None. Raises UserError if the file is outside its tolerance.
     """
-    split, held_data, lacking = shared["split"], Held([], []), "no batch has the sizes of the example"
+    split, held_data = _open_held_out(ready, name, shared["split"], shared["samples"])
     odd = ready.odd_inputs() if isinstance(ready, CoreModel) else odd_inputs(ready)
-    try:
-        data = ready.data
-    except UserError as error:
-        lacking = str(error)
-    else:
-        if isinstance(ready, CoreModel):
-            # a LightningModule's own steps evaluate val where it or the data have no test
-            own = is_overridden("test_step", ready.task.driven)
-            split = split if own and is_overridden("test_dataloader", data, LightningDataModule) else "val"
-            held_data = Held([], ready.held_out(split, shared["samples"]))
-        else:
-            held_data = held_out(ready, split, shared["samples"])
-    if not held_data.inputs:
-        rank_zero_warn(f"target={name}: the file is compared with the module on noise alone, without data: {lacking}")
     inputs, n = [*held_data.inputs, *odd], len(held_data.inputs)
     job = {"folder": str(folder.absolute()), "run": str(run.absolute()), "threads": torch.get_num_threads()}
     kind = "values" if isinstance(ready, CoreModel) else ready.task.predicts
@@ -257,6 +243,26 @@ class Held:
     @property
     def n(self) -> int:
         return sum(next((len(tensor) for tensor in as_list(x) if tensor.dim()), 1) for x in self.inputs)
+
+
+def _open_held_out(ready: ExportModel, name: str, split: str, samples: int | None) -> tuple[str, Held]:
+    """Return the split to compare on, and its samples; warn if there are none."""
+    held_data, reason = Held([], []), "no batch has the sizes of the example"
+    try:
+        data = ready.data
+    except UserError as error:
+        reason = str(error)
+    else:
+        if isinstance(ready, CoreModel):
+            # a LightningModule's own steps evaluate val where it or the data have no test
+            own = is_overridden("test_step", ready.task.driven)
+            split = split if own and is_overridden("test_dataloader", data, LightningDataModule) else "val"
+            held_data = Held([], ready.held_out(split, samples))
+        else:
+            held_data = held_out(ready, split, samples)
+    if not held_data.inputs:
+        rank_zero_warn(f"target={name}: the file is compared with the module on noise alone, without data: {reason}")
+    return split, held_data
 
 
 def held_out(ready: ExportModel, split: str, samples: int | None) -> Held:

@@ -1,4 +1,4 @@
-"""Run an export in a process of its own: `python -m lathe.verbs.export_probe <job folder>`.
+"""Run an export in a separate process: `python -m lathe.verbs.export_probe <job folder>`.
 
 The folder holds job.json, `{"folder": <of the export>, "run": <run directory>, "threads": <number or null>}`, and
 in_0.npz, in_1.npz, ... with the arrays of each call in order; out_0.npz, ... are written next to them. Only a file of

@@ -111,7 +111,7 @@ class TensorRT(Target):
         engine = runtime.deserialize_cuda_engine(path.read_bytes())
         if engine is None:
             version = tensorrt.__version__
-            raise UserError(f"{path} is no engine of TensorRT {version} for this GPU: export the run again, here.")
+            raise UserError(f"{path} is not an engine of TensorRT {version} for this GPU: export the run again, here.")
         context = engine.create_execution_context()
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         (source,) = (name for name in names if engine.get_tensor_mode(name) == tensorrt.TensorIOMode.INPUT)
