@@ -33,6 +33,7 @@ def test_auto_chooses_the_way_by_the_net(monkeypatch: pytest.MonkeyPatch) -> Non
         get("tensorrt", half=True).builder(quantized=True)
 
 
+@pytest.mark.slow
 def test_symmetric_integers(make_resnet: Make, images: Tensor, tmp_path: Path, quantized: Quantized) -> None:
     net, path = quantized(make_resnet(), images), tmp_path / "net.onnx"
     write(tensorrt.prepared(net, images, half=False), images, path)

@@ -41,22 +41,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 # each target once; the tests of each target, and of documents in test_parity.py, have other nets
 KIND_OF = {
-    "onnx": ["gpt"],
-    "onnx_int8": ["channels"],
-    "torch_export": ["gpt"],
-    "aot_inductor": ["dense"],
-    "torchscript": ["dense"],
-    "executorch": ["qat"],
-    "torchserve": ["dense"],
-    "safetensors": ["channels"],
-    "weights": ["qat"],
-    "tensorrt": ["qat"],
+    **dict.fromkeys(("aot_inductor", "torchscript", "torchserve"), "dense"),
+    **dict.fromkeys(("onnx", "torch_export"), "gpt"),
+    **dict.fromkeys(("onnx_int8", "executorch", "weights", "tensorrt"), "qat"),
+    "safetensors": "channels",
 }
-PAIRS = [(target, kind) for target in targets() for kind in KIND_OF[target]]
 
 
 @pytest.mark.filterwarnings("ignore")  # from compilers and exporters; each target's tests check its own
-@pytest.mark.parametrize(("target", "kind"), PAIRS)
+@pytest.mark.parametrize(("target", "kind"), [(target, KIND_OF[target]) for target in targets()])
 def test_what_is_exported_is_what_was_trained(
     runs: Any, kind: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
