@@ -77,9 +77,6 @@ class OnnxDialect(Dialect):
 
     integer_bias = True
 
-    def __init__(self) -> None:
-        pass
-
     def rounded(self, x: Tensor, affine: Affine) -> Tensor:
         scale, zero = torch.tensor(affine.scale), torch.tensor(affine.zero_point + self.lowest, dtype=self.dtype)
         q = operator("QuantizeLinear", (x, scale, zero), self.dtype, x.shape)
