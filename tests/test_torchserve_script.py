@@ -20,24 +20,14 @@ from lathe.data import Digits
 from lathe.export.bundle import MANIFEST, write_manifest
 
 SCRIPT = str(ROOT / "scripts" / "torchserve.sh")
-needs_torchserve = pytest.mark.skipif(
-    shutil.which("java") is None
-    or importlib.util.find_spec("ts") is None
-    or importlib.util.find_spec("model_archiver") is None,
-    reason="no Java or no TorchServe",
-)
+missing = shutil.which("java") is None or not all(map(importlib.util.find_spec, ("ts", "model_archiver")))
+needs_torchserve = pytest.mark.skipif(missing, reason="no Java or no TorchServe")
 
 
 def torchserve(*words: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(
-        ["bash", SCRIPT, *words],
-        cwd=cwd,
-        env=environment(PATH=path, **extra),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    env = environment(PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **extra)
+    command = ["bash", SCRIPT, *words]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600)
 
 
 def of_torchserve(folder: Path) -> list[int]:
@@ -45,9 +35,8 @@ def of_torchserve(folder: Path) -> list[int]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.status() != psutil.STATUS_ZOMBIE and str(folder) in " ".join(
-                [process.cwd(), *process.cmdline()]
-            ):
+            words = " ".join([process.cwd(), *process.cmdline()])
+            if process.status() != psutil.STATUS_ZOMBIE and str(folder) in words:
                 found.append(process.pid)
         except psutil.Error:
             continue

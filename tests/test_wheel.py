@@ -38,10 +38,8 @@ if __name__ == "__main__":
 
 def test_an_editable_install_has_the_clones_own_configurations() -> None:
     assert ROOT / "configs" == FOLDER
-    assert (
-        resources.files("lathe.configs").joinpath("train.yaml").read_text()
-        == (ROOT / "configs" / "train.yaml").read_text()
-    )
+    packaged = resources.files("lathe.configs").joinpath("train.yaml")
+    assert packaged.read_text() == (ROOT / "configs" / "train.yaml").read_text()
     expected = config("model=mlp")
     with initialize_config_module("lathe.configs", version_base="1.3"):
         assert resolve(compose("train", overrides=["model=mlp"])) == expected
@@ -67,11 +65,9 @@ def test_a_wheel_composes_and_trains_in_another_folder(tmp_path: Path) -> None:
     shown(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), ".", cwd=clone)
     (wheel,) = tmp_path.glob("*.whl")
     travelled = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("lathe/configs/")}
-    expected = {path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml") if "local" not in path.parts}
-    assert travelled == {f"lathe/{path.as_posix()}" for path in expected} | {
-        "lathe/configs/__init__.py",
-        "lathe/configs/schema.json",
-    }
+    paths = [path for path in (ROOT / "configs").rglob("*.yaml") if "local" not in path.parts]
+    expected = {f"lathe/{path.relative_to(ROOT).as_posix()}" for path in paths}
+    assert travelled == expected | {"lathe/configs/__init__.py", "lathe/configs/schema.json"}
     shown(*pip, "install", "--no-deps", "--no-index", "--target", str(tmp_path / "site"), str(wheel), cwd=tmp_path)
 
     away = tmp_path / "away"
@@ -82,8 +78,6 @@ def test_a_wheel_composes_and_trains_in_another_folder(tmp_path: Path) -> None:
     told = shown(sys.executable, "-c", "import lathe.configs as c; print(c.__file__, c.FOLDER)", cwd=away, **found)
     assert told == f"{tmp_path}/site/lathe/configs/__init__.py {tmp_path}/site/lathe/configs\n"
     assert "resnet20" in shown(sys.executable, "train.py", "--help", cwd=away, **found)
-    composed = shown(sys.executable, "-c", "import lathe; print(lathe.compose(['model=mlp']).seed)", cwd=away, **found)
-    assert composed == "42\n"
     shown(sys.executable, "train.py", *SMALL, "trainer.max_steps=3", cwd=away, **found)
     (result,) = away.glob("logs/*/*/result.json")
     assert json.loads(result.read_text())

@@ -50,19 +50,17 @@ class Package:
 IMAGES = {"input_dtype": "uint8", "input_smallest": "1 1 2 2", "input_largest": "-1 1 2 4", "input_values": "-1"}
 
 
+Opened = Callable[[dict[str, str]], Callable[[np.ndarray], np.ndarray]]
+
+
 @pytest.fixture
-def opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[dict[str, str]], Callable[[np.ndarray], np.ndarray]]:
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
     def make(metadata: dict[str, str]) -> Callable[[np.ndarray], np.ndarray]:
         (tmp_path / "model.pt2").touch()
         monkeypatch.setattr("torch._inductor.aoti_load_package", lambda path, device_index: Package(**metadata))
         return aot.load(tmp_path / "model.pt2", 1)
 
     return make
-
-
-Opened = Callable[[dict[str, str]], Callable[[np.ndarray], np.ndarray]]
 
 
 def test_inputs_that_were_not_compiled_for_are_refused(opened: Opened) -> None:
@@ -83,9 +81,7 @@ def test_packages_for_others_are_refused(opened: Opened, monkeypatch: pytest.Mon
     with pytest.raises(UserError, match=r"was compiled for a CPU with AVX512, which this one lacks"):
         opened({**IMAGES, "AOTI_CPU_ISA": "AVX512 AVX512_VNNI"})
     monkeypatch.setattr(aot_inductor, "sums_are_exact", lambda: False)
-    with pytest.raises(
-        UserError, match=r"for a CPU that sums products of 8-bit integers exactly \(VNNI\), unlike this"
-    ):
+    with pytest.raises(UserError, match=r"for a CPU that sums products of 8-bit integers exactly \(VNNI\), unlike"):
         opened({**IMAGES, "exact_sums": "1"})
     opened({**IMAGES, "exact_sums": "0"})
 
@@ -105,23 +101,28 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+def outputs(net: nn.Module, inputs: Tensor) -> np.ndarray:
+    with torch.no_grad():
+        return np.asarray(net.eval()(inputs))
+
+
 class TestFloats:
     pytestmark = compiled
 
-    def test_pixels_of_a_resnet(self, make_resnet: Make, tmp_path: Path, sources: list[str]) -> None:
-        net = Shipped(make_resnet(), Preprocess([0.4, 0.5, 0.6], [0.2, 0.2, 0.3], (16, 16)))
-        net.net.train()
+    def test_pixels(self, tmp_path: Path, sources: list[str]) -> None:
+        torch.manual_seed(0)
+        convolutions = (nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, 2))
+        inner = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(392, 10))
+        net = Shipped(inner, Preprocess([0.4, 0.5, 0.6], [0.2, 0.2, 0.3], (16, 16)))
+        inner.train()
         pixels = torch.randint(0, 256, (64, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
         path = tmp_path / "float.pt2"
         aot.export(net, pixels[:1], path)
-        assert net.net.training
-        convolutions = sum(isinstance(module, nn.Conv2d) for module in net.modules())
-        assert len(set(re.findall(r"_packed_convolution_\d+", sources[0]))) == convolutions
+        assert inner.training
+        assert len(set(re.findall(r"_packed_convolution_\d+", sources[0]))) == 2
         assert [file.name for file in tmp_path.iterdir()] == ["float.pt2"]
 
-        with torch.no_grad():
-            want = net.eval()(pixels).numpy()
-        given, threads = pixels.numpy(), torch.get_num_threads()
+        want, given, threads = outputs(net, pixels), pixels.numpy(), torch.get_num_threads()
         for number in (1, 2, None):
             run = aot.load(path, number)
             for batch in (1, 64):
@@ -129,24 +130,22 @@ class TestFloats:
             assert torch.get_num_threads() == threads
         backwards = np.frombuffer(given.tobytes(), np.uint8).reshape(given.shape)[::-1]  # read-only and not contiguous
         np.testing.assert_allclose(run(backwards), want[::-1], atol=1e-5)
+        parts = [slice(index, index + 1 + index % 3) for index in range(60)]
         with ThreadPoolExecutor(4) as pool:
-            answers = list(pool.map(lambda index: run(given[index : index + 1 + index % 3]), range(60)))
-        for index, answer in enumerate(answers):
-            np.testing.assert_allclose(answer, want[index : index + 1 + index % 3], atol=1e-5)
+            answers = list(pool.map(lambda part: run(given[part]), parts))
+        for part, answer in zip(parts, answers, strict=True):
+            np.testing.assert_allclose(answer, want[part], atol=1e-5)
 
     def test_pictures_of_every_size(self, tmp_path: Path) -> None:
         torch.manual_seed(0)
         # of one channel, whose layout a packed convolution would change
-        net = nn.Sequential(
-            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 5)
-        )
-        net = Shipped(net, Preprocess([0.4], [0.2], (8, 8), "any"))
+        inner = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 5))
+        net = Shipped(inner, Preprocess([0.4], [0.2], (8, 8), "any"))
         aot.export(net, torch.zeros(2, 1, 8, 8, dtype=torch.uint8), tmp_path / "any.pt2")
         run = aot.load(tmp_path / "any.pt2", 1)
         for shape in ((1, 1, 8, 8), (3, 1, 20, 11), (2, 1, 1, 1), (1, 1, 3, 100)):
             pixels = torch.randint(0, 256, shape, dtype=torch.uint8)
-            with torch.no_grad():
-                np.testing.assert_allclose(run(pixels.numpy()), net(pixels).numpy(), atol=1e-5)
+            np.testing.assert_allclose(run(pixels.numpy()), outputs(net, pixels), atol=1e-5)
 
     def test_tokens(self, tmp_path: Path) -> None:
         torch.manual_seed(0)
@@ -155,18 +154,7 @@ class TestFloats:
         run = aot.load(tmp_path / "gpt.pt2", 1)
         for shape in ((1, 16), (3, 1), (1, 1), (2, 7)):
             ids = torch.randint(0, 50, shape)
-            with torch.no_grad():
-                np.testing.assert_allclose(run(ids.numpy()), net(ids).numpy(), atol=1e-5)
-
-
-def in_a_fresh_process(path: Path, images: Tensor) -> np.ndarray:
-    np.save(path.parent / "x.npy", images.numpy())
-    code = (
-        f"import torch, numpy; f = torch._inductor.aoti_load_package({str(path)!r}); import sys;"
-        "numpy.save('y.npy', f(torch.from_numpy(numpy.load('x.npy'))).numpy()); assert 'lathe' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=path.parent, check=True, timeout=120)
-    return np.load(path.parent / "y.npy")
+            np.testing.assert_allclose(run(ids.numpy()), outputs(net, ids), atol=1e-5)
 
 
 class TestIntegers:
@@ -183,9 +171,13 @@ class TestIntegers:
             assert "convolution" not in body.replace("qconvolution", "")
         else:
             assert "qconv_pointwise" not in sources[0]
-        with torch.no_grad():
-            want = net(images).numpy()
-        got = in_a_fresh_process(tmp_path / "int8.pt2", images)
+        np.save(tmp_path / "x.npy", images.numpy())
+        code = (  # without Lathe
+            "import torch, numpy; f = torch._inductor.aoti_load_package('int8.pt2');"
+            "numpy.save('y.npy', f(torch.from_numpy(numpy.load('x.npy'))).numpy())"
+        )
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
+        want, got = outputs(net, images), np.load(tmp_path / "y.npy")
         assert (got.argmax(1) == want.argmax(1)).mean() >= 0.99
         assert np.abs(got - want).max() < 0.1 * want.std()
 
@@ -205,8 +197,7 @@ class TestIntegers:
         aot.export(net, images[:1], path)
         assert "qlinear_pointwise" in sources[0]
         assert "2 of 3 quantized layers" in caplog.text
-        with torch.no_grad():
-            np.testing.assert_allclose(aot.load(path, 1)(images.numpy()), net(images).numpy(), atol=1e-3)
+        np.testing.assert_allclose(aot.load(path, 1)(images.numpy()), outputs(net, images), atol=1e-3)
 
 
 # Files for a GPU, with the CPU in its place: every step except the copies between host and device.
@@ -217,13 +208,6 @@ def gpu_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(torch_runner.DEVICES, "cuda", torch.device("cpu"))
 
 
-def written(folder: Path, **metadata: str) -> Path:
-    """A package that holds only metadata."""
-    with zipfile.ZipFile(folder / "net.pt2", "w") as archive:
-        archive.writestr("net/data/aotinductor/model/a_metadata.json", json.dumps(metadata))
-    return folder / "net.pt2"
-
-
 def test_integers_are_refused(
     make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, gpu_stand_in: None
 ) -> None:
@@ -232,32 +216,23 @@ def test_integers_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("capability", "device", "said"),
-    [
-        (None, None, r"compiled for a GPU \(cuda\), and torch finds none here"),
-        ((8, 0), None, r"for a GPU of compute capability 9.0, and this one has 8.0: export the run again, here"),
-        ((9, 0), "cuda:0", None),
-    ],
-)
-def test_where_a_package_runs(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capability: tuple[int, int] | None,
-    device: str | None,
-    said: str | None,
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: capability is not None)
+def test_where_a_package_for_a_gpu_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "net.pt2"
+    with zipfile.ZipFile(package, "w") as archive:
+        metadata = {"compiled_device": "cuda", "compiled_capability": "9.0"}
+        archive.writestr("net/data/aotinductor/model/a_metadata.json", json.dumps(metadata))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match=r"compiled for a GPU \(cuda\), and torch finds none here"):
+        aot.load(package)
+    capability = [(8, 0), (9, 0)]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability.pop(0))
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "a GPU")
-    package = written(tmp_path, compiled_device="cuda", compiled_capability="9.0")
-    metadata = aot_inductor.read_metadata(package)
-    if said is None:
-        assert aot_inductor.placed(package, metadata, device) == torch.device("cuda:0")
-    else:
-        with pytest.raises(UserError, match=said):
-            aot.load(package, device=device)
+    with pytest.raises(UserError, match=r"for a GPU of compute capability 9.0, and this one has 8.0: export the run"):
+        aot.load(package)
+    device = aot_inductor.placed(package, aot_inductor.read_metadata(package), "cuda:0")
+    assert device == torch.device("cuda:0")
 
 
 @pytest.mark.slow
@@ -269,6 +244,5 @@ def test_a_package_compiled_for_a_device_computes_the_net(
     get("aot_inductor", device="cuda").export(net, images[:1], path)
     assert aot_inductor.read_metadata(path)["compiled_device"] == "cpu"
     run = aot.load(path)
-    with torch.no_grad():
-        for batch in (64, 1, 7):
-            np.testing.assert_allclose(run(images[:batch].numpy()), net(images[:batch]).numpy(), atol=1e-5)
+    for batch in (64, 1, 7):
+        np.testing.assert_allclose(run(images[:batch].numpy()), outputs(net, images[:batch]), atol=1e-5)

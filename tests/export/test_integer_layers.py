@@ -23,12 +23,10 @@ def run(net: nn.Module, inputs: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "plan",
     [
-        LayerPlan(),
         LayerPlan(weight_bits=4),
         LayerPlan(activation="dynamic"),
         LayerPlan(activation="none", group_size=9),
-        LayerPlan(per_channel=False),
-        LayerPlan(lsq=True),
+        LayerPlan(per_channel=False, lsq=True),
     ],
 )
 def test_folded_integers_compute_what_was_simulated(
@@ -79,10 +77,8 @@ def test_integers_are_those_of_training(make_resnet: Make, images: Tensor, quant
         integers, _ = integer_weight(layer)
         folded = found.get_submodule(name)
         norm = name.replace("conv", "bn")
-        negative = (
-            net.get_submodule(norm).weight < 0 if name != "head" else torch.zeros(len(integers), dtype=torch.bool)
-        )
-        sign = torch.where(negative, -1, 1).view(-1, *[1] * (integers.dim() - 1))
+        signs = torch.ones(len(integers)) if name == "head" else net.get_submodule(norm).weight.sign()
+        sign = signs.view(-1, *[1] * (integers.dim() - 1))
         assert torch.equal(folded.integers, (integers * sign).to(torch.int8)), name
         assert (folded.integers[layer.weight == 0] == 0).all()
     head = found.get_submodule("head")

@@ -38,16 +38,13 @@ def test_symmetric_integers(make_resnet: Make, images: Tensor, tmp_path: Path, q
     net, path = quantized(make_resnet(), images), tmp_path / "net.onnx"
     write(tensorrt.prepared(net, images, half=False), images, path)
     graph = onnx.load(path).graph
-    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    stored |= {
-        node.output[0]: onnx.numpy_helper.to_array(node.attribute[0].t)
-        for node in graph.node
-        if node.op_type == "Constant"
-    }
+    to_array = onnx.numpy_helper.to_array
+    stored = {tensor.name: to_array(tensor) for tensor in graph.initializer}
+    constants = [node for node in graph.node if node.op_type == "Constant"]
+    stored |= {node.output[0]: to_array(node.attribute[0].t) for node in constants}
     readers = [node for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
-    assert (
-        len(readers) == 10 * 3 + 3 * 4 - 3 * 2
-    )  # inputs and weights of ten layers, both sides of three sums; layers also read three of these
+    # inputs and weights of ten layers, both sides of three sums; layers also read three of these
+    assert len(readers) == 10 * 3 + 3 * 4 - 3 * 2
     for node in readers:
         assert stored[node.input[2]].dtype == np.int8
         assert (stored[node.input[2]] == 0).all()

@@ -20,7 +20,7 @@ from lathe.data import Normalizer
 from lathe.errors import UserError
 from lathe.export import get
 from lathe.export.inputs import Preprocess, Shipped
-from lathe.export.torch_runner import full_float32, on_arrays, prepared
+from lathe.export.torch_runner import on_arrays, prepared
 from lathe.nets import GPT, ViT
 
 Make = Callable[[], nn.Module]
@@ -33,9 +33,8 @@ def shipped(net: nn.Module, input_size: str | None = None) -> nn.Module:
 
 
 def pixels(batch: int, height: int = 16, width: int = 16) -> Tensor:
-    return torch.randint(
-        0, 256, (batch, 3, height, width), generator=torch.Generator().manual_seed(batch), dtype=torch.uint8
-    )
+    seeded = torch.Generator().manual_seed(batch)
+    return torch.randint(0, 256, (batch, 3, height, width), generator=seeded, dtype=torch.uint8)
 
 
 def largest_error(path: Path, net: nn.Module, inputs: list[Tensor]) -> float:
@@ -49,42 +48,19 @@ def largest_error(path: Path, net: nn.Module, inputs: list[Tensor]) -> float:
     return max(errors)
 
 
-def in_a_fresh_process(path: Path, x: Tensor) -> np.ndarray:
-    """Run a file in a process that imports only torch."""
-    np.save(path.parent / "x.npy", x.numpy())
-    code = (
-        "import torch, numpy, sys; import torch.ao.quantization.fx._decomposed; f = "
-        f"torch.export.load({str(path)!r}).module();"
-        "numpy.save('y.npy', f(torch.from_numpy(numpy.load('x.npy'))).numpy()); assert 'lathe' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=path.parent, check=True, timeout=120)
-    return np.load(path.parent / "y.npy")
-
-
-def test_pictures_in_batches_of_any_size(make_resnet: Make, tmp_path: Path) -> None:
-    path = tmp_path / "model.pt2"
-    net = shipped(make_resnet())
-    target.export(net, pixels(4), path)
-    assert largest_error(path, net, [pixels(batch) for batch in (1, 2, 7)]) <= 1e-6
-    vit = ViT(channels=3, image_size=16, num_classes=10, patch_size=4, width=16, depth=1, heads=2, pool="token").eval()
-    target.export(shipped(vit), pixels(1), path)
-    assert largest_error(path, shipped(vit), [pixels(batch) for batch in (1, 5)]) <= 1e-6
-
-
-def test_pictures_of_any_size(make_mlp: Make, tmp_path: Path) -> None:
-    net = shipped(make_mlp(), "any")
-    target.export(net, pixels(2), tmp_path / "model.pt2")
-    assert largest_error(tmp_path / "model.pt2", net, [pixels(1, 9, 30), pixels(3, 40, 16)]) <= 1e-6
-
-
-def test_token_ids_of_any_length(tmp_path: Path) -> None:
+def test_inputs_of_every_size(make_resnet: Make, make_mlp: Make, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    net = GPT(vocab_size=64, max_length=16, width=16, depth=1, heads=2).eval()
-    target.export(net, torch.zeros(2, 16, dtype=torch.int64), tmp_path / "model.pt2")
-    assert (
-        largest_error(tmp_path / "model.pt2", net, [torch.randint(0, 64, shape) for shape in ((1, 1), (5, 7), (1, 16))])
-        <= 1e-6
-    )
+    vit = ViT(channels=3, image_size=16, num_classes=10, patch_size=4, width=16, depth=1, heads=2, pool="token").eval()
+    gpt = GPT(vocab_size=64, max_length=16, width=16, depth=1, heads=2).eval()
+    ids = [torch.randint(0, 64, shape) for shape in ((1, 1), (5, 7), (1, 16))]
+    for net, example, inputs in (
+        (shipped(make_resnet()), pixels(4), [pixels(batch) for batch in (1, 2, 7)]),
+        (shipped(vit), pixels(1), [pixels(1), pixels(5)]),
+        (shipped(make_mlp(), "any"), pixels(2), [pixels(1, 9, 30), pixels(3, 40, 16)]),
+        (gpt, torch.zeros(2, 16, dtype=torch.int64), ids),
+    ):
+        target.export(net, example, tmp_path / "model.pt2")
+        assert largest_error(tmp_path / "model.pt2", net, inputs) <= 1e-6
 
 
 def test_the_same_net_gives_the_same_bytes(make_mlp: Make, images: Tensor, tmp_path: Path) -> None:
@@ -100,13 +76,21 @@ def test_the_same_net_gives_the_same_bytes(make_mlp: Make, images: Tensor, tmp_p
 
 def test_integers_are_stored_as_such(make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized) -> None:
     check_integers(quantized(make_mlp(), images), images, tmp_path)
+    net = quantized(make_mlp(), images, LayerPlan(activation="dynamic"))
+    target.export(net, images[:1], tmp_path / "net.pt2")
+    assert largest_error(tmp_path / "net.pt2", net, [images]) <= 1e-3  # the batch determines the ranges
 
 
 @pytest.mark.slow
 def test_integers_of_convolutions(make_resnet: Make, images: Tensor, tmp_path: Path, quantized: Quantized) -> None:
     check_integers(quantized(make_resnet(), images), images, tmp_path)
-    got = in_a_fresh_process(tmp_path / "int8.pt2", images)
-    np.testing.assert_array_equal(got, target.load(tmp_path / "int8.pt2")(images.numpy()))
+    np.save(tmp_path / "x.npy", images.numpy())
+    code = (  # without Lathe
+        "import torch, numpy, torch.ao.quantization.fx._decomposed; f = torch.export.load('int8.pt2').module();"
+        "numpy.save('y.npy', f(torch.from_numpy(numpy.load('x.npy'))).numpy())"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), target.load(tmp_path / "int8.pt2")(images.numpy()))
 
 
 def check_integers(net: nn.Module, images: Tensor, folder: Path) -> None:
@@ -120,12 +104,6 @@ def check_integers(net: nn.Module, images: Tensor, folder: Path) -> None:
     assert graph.count("torch.ops.quantized_decomposed.dequantize_per_channel.default") == len(layers)
     weights = sum(layer.weight.numel() for layer in layers)
     assert weights < tensors < 1.1 * weights  # a byte each, plus scales and biases
-
-
-def test_dynamic_ranges(make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized) -> None:
-    net = quantized(make_mlp(), images, LayerPlan(activation="dynamic"))
-    target.export(net, images[:1], tmp_path / "net.pt2")
-    assert largest_error(tmp_path / "net.pt2", net, [images]) <= 1e-3  # the batch determines the ranges
 
 
 def test_nets_that_cannot_be_traced_and_damaged_files_are_refused(
@@ -208,33 +186,22 @@ def behind(first: bytes, second: bytes) -> bytes:
 CPU = torch.device("cpu")  # in place of a GPU
 
 
-def test_answers_of_a_device_are_those_without_copies() -> None:
-    torch.manual_seed(0)
+def test_answers_of_a_device_are_those_without_copies_and_of_full_float32() -> None:
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
     net, x = nn.Linear(3, 2), np.random.default_rng(0).normal(size=(9, 3)).astype(np.float32)
-    plain, placed = on_arrays(net), on_arrays(net, None, CPU)
+    settings = []
+
+    def call(x: Tensor) -> Tensor:
+        settings.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
+        return net(x)
+
+    plain, placed = on_arrays(net), on_arrays(call, None, CPU)
     backwards = np.frombuffer(x.tobytes(), np.float32).reshape(x.shape)[::-1]  # read-only and not contiguous
     for given in (x, x[:0], backwards):
         np.testing.assert_array_equal(placed(given), plain(given))
-
-
-def test_float32_is_full_within_a_call_and_restored_after_it() -> None:
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.allow_tf32 = True
-    found = []
-
-    def call(x: Tensor) -> Tensor:
-        found.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
-        return x
-
-    try:
-        on_arrays(call, None, CPU)(np.zeros((1, 1), np.float32))
-        assert found == [("highest", False)]
-        assert torch.get_float32_matmul_precision() == "high"
-        with full_float32():
-            assert not torch.backends.cudnn.allow_tf32
-        assert torch.backends.cudnn.allow_tf32
-    finally:
-        torch.set_float32_matmul_precision("highest")
+    assert settings == [("highest", False)] * 3
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("high", True)
 
 
 def test_pixels_are_normalised_to_the_bits_of_training() -> None:

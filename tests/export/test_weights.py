@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,28 +13,14 @@ from torch import Tensor, nn
 
 from lathe.compression.channels import removal
 from lathe.compression.channels.removal import find_groups
-from lathe.compression.quantization import (
-    LayerPlan,
-    calibrate,
-    freeze_observers,
-    integer_weight,
-    quantize,
-    quantized_layers,
-    set_enabled,
-)
+from lathe.compression.quantization import LayerPlan, integer_weight, quantized_layers
 from lathe.errors import UserError
 from lathe.export import get
-from lathe.export.targets.weights import pack, unpack
 from lathe.nets import GPT, MLP
 
 Make = Callable[[], nn.Module]
+Quantized = Callable[..., nn.Module]
 BOTH = pytest.mark.parametrize("name", ["weights", "safetensors"])
-
-
-def rounding(net: nn.Module, inputs: Tensor, plan: LayerPlan) -> nn.Module:
-    quantize(net, inputs[:2], plan)
-    set_enabled(net, True)
-    return net
 
 
 def gpt(seed: int) -> nn.Module:
@@ -50,15 +37,6 @@ def content(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def same(first: nn.Module, second: nn.Module, inputs: Tensor) -> None:
     with torch.no_grad():
         assert torch.equal(first.eval()(inputs), second.eval()(inputs))
-
-
-@pytest.mark.parametrize("bits", [2, 3, 7, 8])
-def test_packing_keeps_every_integer(bits: int) -> None:
-    top = 2 ** (bits - 1) - 1
-    integers = torch.randint(-top, top + 1, (7, 3, 5), dtype=torch.int8)
-    data = pack(integers, bits)
-    assert data.numel() == -(-integers.numel() * bits // 8)
-    assert torch.equal(unpack(data, [7, 3, 5], bits), integers)
 
 
 def test_floats_have_their_plain_names(make_resnet: Make, images: Tensor, tmp_path: Path) -> None:
@@ -82,9 +60,9 @@ def test_floats_have_their_plain_names(make_resnet: Make, images: Tensor, tmp_pa
     ],
 )
 def test_a_quantized_net_comes_back_exactly(
-    make_resnet: Make, images: Tensor, tmp_path: Path, plan: LayerPlan, name: str
+    make_resnet: Make, quantized: Quantized, images: Tensor, tmp_path: Path, plan: LayerPlan, name: str
 ) -> None:
-    net, target = rounding(make_resnet(), images, plan), get(name)
+    net, target = quantized(make_resnet(), images, plan), get(name)
     path = tmp_path / f"model{target.suffix}"
     target.export(net, images, path)
     layers = {f"{key}.weight": layer for key, layer in quantized_layers(net).items() if hasattr(layer, "weight")}
@@ -118,9 +96,9 @@ def test_removed_channels_are_in_the_header(images: Tensor, tmp_path: Path, make
 
 
 @pytest.mark.parametrize("plan", [None, LayerPlan()])
-def test_a_tied_weight_is_written_once(tmp_path: Path, plan: LayerPlan | None) -> None:
+def test_a_tied_weight_is_written_once(tmp_path: Path, quantized: Quantized, plan: LayerPlan | None) -> None:
     ids, path, target = torch.randint(0, 64, (4, 8)), tmp_path / "model.safetensors", get("safetensors")
-    net = gpt(0) if plan is None else rounding(gpt(0), ids, plan)
+    net = gpt(0) if plan is None else quantized(gpt(0), ids, plan)
     target.export(net, ids, path)
     kept, tensors = content(path)
     assert kept["aliases"]["head.weight"] == "embed.token.weight"
@@ -131,11 +109,11 @@ def test_a_tied_weight_is_written_once(tmp_path: Path, plan: LayerPlan | None) -
 
 
 @pytest.mark.parametrize("excluded", ["head", "embed.token"])
-def test_a_weight_that_another_layer_reads_as_floats_is_stored_as_floats(tmp_path: Path, excluded: str) -> None:
+def test_a_weight_that_another_layer_reads_as_floats_is_stored_as_floats(
+    tmp_path: Path, quantized: Quantized, excluded: str
+) -> None:
     net, ids, path = gpt(0), torch.randint(0, 64, (4, 8)), tmp_path / "net.pt"
-    quantize(net, ids, LayerPlan(weight_bits=4), {excluded: None})
-    calibrate(net, [ids])
-    freeze_observers(net)
+    quantized(net, ids, LayerPlan(weight_bits=4), **{excluded: None})
     get("weights").export(net, ids, path)
     found = torch.load(path, weights_only=True)
     assert "embed.token.weight" in found["state"]
@@ -193,27 +171,14 @@ def test_the_card_tells_how_to_use_the_weights(tmp_path: Path) -> None:
     same(found["net"], net, torch.randn(4, 1, 8, 8))
 
 
-class Hub:
-    """A stand-in for huggingface_hub.HfApi."""
-
-    calls: list[tuple[str, dict[str, Any]]] = []  # noqa: RUF012
-
-    def create_repo(self, repo_id: str, **options: Any) -> None:
-        self.calls.append(("create_repo", {"repo_id": repo_id, **options}))
-
-    def upload_folder(self, **options: Any) -> None:
-        self.calls.append(("upload_folder", options))
-
-
 def test_only_what_was_exported_is_uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
-    monkeypatch.setattr(Hub, "calls", [])
+    hub = Mock()
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: hub)
     exported(tmp_path / "run")
     get("safetensors").publish(tmp_path / "run")
-    assert Hub.calls == []
+    assert hub.method_calls == []
     get("safetensors", push_to_hub="someone/digits").publish(tmp_path / "run")
-    (made, repository), (sent, upload) = Hub.calls
-    assert (made, sent) == ("create_repo", "upload_folder")
-    assert repository == {"repo_id": "someone/digits", "private": True, "exist_ok": True}
+    hub.create_repo.assert_called_once_with("someone/digits", private=True, exist_ok=True)
+    upload = hub.upload_folder.call_args.kwargs
     assert (upload["repo_id"], upload["folder_path"]) == ("someone/digits", tmp_path / "run")
     assert upload["allow_patterns"] == ["README.md", "config.json", "manifest.json", "model.safetensors", "parity.json"]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.exports import request as export_request
+from support.exports import request
 from support.interruptions import NEVER, Interrupted, Interruption, interruption
-from support.module_runs import MODULES, cfg_of, directory, request
+from support.module_runs import MODULES, cfg_of, directory
 from support.runs import ROOT, weights
 
 from lathe import trust
@@ -55,7 +55,8 @@ def mixed(folder: Path, name: str) -> str:
 
 
 def evaluated(cfg: dict[str, Any], result: dict[str, Any]) -> str:
-    found = evaluate(request(RunDir(directory(cfg)), "evaluate", "split=val"))["val_loss"]
+    words = ("split=val", "trusted=[support]")
+    found = evaluate(request(RunDir(directory(cfg)), *words, name="evaluate"))["val_loss"]
     return "yes" if found == pytest.approx(result["val_loss"], rel=1e-5) else "draws anew"
 
 
@@ -68,8 +69,7 @@ def compressed(folder: Path, name: str) -> str:
 
 
 def exported(cfg: dict[str, Any]) -> str:
-    run = RunDir(directory(cfg))
-    ship(export_request(run, "target=onnx", "trusted=[support]"))
+    ship(request(RunDir(directory(cfg)), "target=onnx", "trusted=[support]"))
     return "yes"
 
 

@@ -20,17 +20,25 @@ from lathe.training.train import train
 
 
 @pytest.fixture(scope="session")
-def served_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An MLP on digits and its export to ONNX, with scripts/export.py's manifest but no parity check."""
-    cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL, "trainer.max_epochs=1")
-    train(cfg)
-    run = Path(cfg["paths"]["run_dir"])
-    found = open_export_model(run)
-    folder = run / "exports/onnx"
-    folder.mkdir(parents=True)
-    export.get("onnx").export(found.net, found.example, folder / "model.onnx")
-    write_manifest(folder, {"target": "onnx", "file": "model.onnx", **found.facts})
-    return run
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Train an MLP on digits and export it to ONNX, with scripts/export.py's manifest but no parity check."""
+
+    def make(*overrides: str) -> Path:
+        cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL, *overrides)
+        train(cfg)
+        run = Path(cfg["paths"]["run_dir"])
+        model, folder = open_export_model(run), run / "exports/onnx"
+        folder.mkdir(parents=True)
+        export.get("onnx").export(model.net, model.example, folder / "model.onnx")
+        write_manifest(folder, {"target": "onnx", "file": "model.onnx", **model.facts})
+        return run
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def served_run(exported: Callable[..., Path]) -> Path:
+    return exported("trainer.max_epochs=1")
 
 
 @pytest.fixture(scope="session")

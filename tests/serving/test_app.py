@@ -1,5 +1,6 @@
 """The server's answers over HTTP, with the net in this process: paths, hosts, key, limits, compression, errors."""
 
+import asyncio
 import logging
 import socket
 import time
@@ -24,17 +25,13 @@ def facts(served_run: Path) -> dict[str, Any]:
     return describe(str(served_run), "onnx", "best")
 
 
-@pytest.fixture(
-    scope="module",
-    params=[None, pytest.param(uvloop.new_event_loop, marks=pytest.mark.slow)],
-    ids=["asyncio", "uvloop"],
-)
-def server(
-    request: pytest.FixtureRequest, options: Callable[..., Any], facts: dict[str, Any], bare: Callable[..., Any]
-) -> Iterator[Here]:
-    given = {} if request.param is None else {"loop": request.param}
+LOOPS = [asyncio.new_event_loop, pytest.param(uvloop.new_event_loop, marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=LOOPS, ids=["asyncio", "uvloop"])
+def server(request: Any, options: Callable[..., Any], facts: Any, bare: Callable[..., Any]) -> Iterator[Here]:
     short = options(header_timeout=1, body_timeout=1.5, max_body_bytes=2_000_000)
-    with Here(short, facts, bare, **given) as here:
+    with Here(short, facts, bare, request.param) as here:
         yield here
 
 
@@ -129,27 +126,23 @@ def test_a_page_of_another_site_cannot_ask(server: Here) -> None:
     assert answers[1].headers["x-frame-options"] == "DENY"
 
 
-@pytest.mark.parametrize("path", ["/predict", "/info", "/metrics"])
 def test_the_api_key_guards_all_but_health_and_page(
-    options: Callable[..., Any], facts: dict[str, Any], bare: Callable[..., Any], path: str
+    options: Callable[..., Any], facts: dict[str, Any], bare: Callable[..., Any]
 ) -> None:
-    method = "POST" if path == "/predict" else "GET"
     wrong = ({}, {"x_api_key": "wrong"}, {"x_api_key": ""}, {"authorization": f"Basic {KEY}"}, {"x_api_key": KEY + "é"})
     with Here(options(api_key=KEY), facts, bare) as server:
-        for headers in wrong:
-            found = server.ask(method, path, **headers)
-            assert (found.status, found.headers["www-authenticate"]) == (401, "Bearer")
-            assert KEY not in found.sentence
-        for headers in ({"x_api_key": KEY}, {"authorization": f"Bearer {KEY}"}):
-            assert server.ask(method, path, **headers).status != 401
+        for method, path in (("POST", "/predict"), ("GET", "/info"), ("GET", "/metrics")):
+            for headers in wrong:
+                found = server.ask(method, path, **headers)
+                assert (found.status, found.headers["www-authenticate"]) == (401, "Bearer")
+                assert KEY not in found.sentence
+            for headers in ({"x_api_key": KEY}, {"authorization": f"Bearer {KEY}"}):
+                assert server.ask(method, path, **headers).status != 401
         assert [server.ask("GET", free).status for free in ("/", "/health")] == [200, 200]
 
 
 def test_an_error_of_the_servers_own_is_one_sentence(
-    options: Callable[..., Any],
-    facts: dict[str, Any],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    options: Callable[..., Any], facts: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(inputs: np.ndarray) -> np.ndarray:
         raise RuntimeError("a secret")

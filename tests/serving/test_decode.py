@@ -1,32 +1,90 @@
 """Every form of a request's body with the decoded array; damage and wrong shapes; answers of logits."""
 
+import base64
+import io
 import json
 import struct
+import zlib
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from support.request_bodies import (
-    ANY,
-    GREY,
-    LIMITS,
-    ONE,
-    PIXELS,
-    THREE,
-    WORDS,
-    as_json,
-    bomb,
-    chunk,
-    decoded,
-    file_of,
-    header,
-    npy,
-    refused,
-    text,
-)
 
-from lathe.serving.decode import BadRequest, answer, decode
+from lathe.serving.decode import BadRequest, Limits, answer, decode
+
+LIMITS = Limits(body=200_000, pixels=10_000, samples=5, tokens=64)
+PIXELS = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)  # [height, width, channels]
+GREY = np.arange(20, dtype=np.uint8).reshape(4, 5) * 12
+
+
+def facts(*shape: Any) -> dict[str, Any]:
+    return {"input": {"dtype": "uint8", "shape": ["batch", *shape], "layout": "NCHW"}, "preprocess": {"in_graph": True}}
+
+
+ONE, THREE, ANY = facts(1, 4, 5), facts(3, 4, 5), facts(3, "height", "width")
+WORDS = {
+    "input": {"dtype": "int64", "shape": ["batch", "time"], "layout": "NT", "longest": 8, "vocab_size": 50},
+    "preprocess": None,
+}
+
+
+def file_of(array: np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(array).save(out, kind, **options)
+    return out.getvalue()
+
+
+def npy(array: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def as_json(**content: Any) -> bytes:
+    return json.dumps(content).encode()
+
+
+def text(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def refused(body: bytes, kind: str, given: dict[str, Any] = ONE, shape: str | None = None) -> tuple[int, str]:
+    with pytest.raises(BadRequest) as caught:
+        decode(body, kind, given, LIMITS, shape)
+    sentence = caught.value.sentence
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+    assert len(sentence) < 260
+    return caught.value.status, sentence
+
+
+def decoded(body: bytes, kind: str, given: dict[str, Any] = ONE, shape: str | None = None) -> tuple[np.ndarray, bool]:
+    array, single = decode(body, kind, given, LIMITS, shape)
+    assert array.flags.c_contiguous
+    assert array.flags.writeable
+    assert array.dtype == given["input"]["dtype"]
+    return array, single
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def bomb(width: int, height: int) -> bytes:
+    """Return a few kilobytes of PNG that unpack to width x height pixels."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(bytes(100_000)))
+        + chunk(b"IEND", b"")
+    )
+
+
+def header(content: str, data: bytes = b"") -> bytes:
+    padded = content.encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded + data
 
 
 @pytest.mark.parametrize(
@@ -37,9 +95,7 @@ from lathe.serving.decode import BadRequest, answer, decode
         (npy(GREY), "application/x-npy"),
         (npy(np.asfortranarray(GREY)), "application/x-npy"),
         (npy(GREY[None]), "application/x-npy"),
-        (npy(GREY[:, :, None]), "application/x-npy"),
         (as_json(image=GREY.tolist()), "application/json; charset=utf-8"),
-        (as_json(image=GREY[None].tolist()), "application/json"),
         (as_json(image=GREY[:, :, None].tolist()), "application/json"),
         (as_json(image=text(file_of(GREY))), "application/json"),
         (as_json(image="data:image/png;base64," + text(file_of(GREY))), "application/json"),
@@ -170,8 +226,6 @@ def test_pixels_are_counted_before_they_are_unpacked() -> None:
         file_of(GREY)[:60],
         b"hello",
         file_of(GREY, "GIF"),
-        file_of(GREY)[:50] + b"\xff" * 20 + file_of(GREY)[70:],
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", b"short"),
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 4, 99, 99, 9, 9, 9)) + chunk(b"IEND", b""),
     ],
 )
@@ -182,7 +236,6 @@ def test_damaged_pictures_are_refused(damage: bytes) -> None:
 @pytest.mark.parametrize(
     ("body", "status"),
     [
-        (b"{", 400),
         (b"\xff\xfe", 400),
         (b"[" * 100_000, 400),
         (b"[]," * 100_000, 413),
@@ -190,16 +243,12 @@ def test_damaged_pictures_are_refused(damage: bytes) -> None:
         (b"[1, 2]", 422),
         (b'{"tokens": [1]}', 422),
         (b'{"image": [[NaN]]}', 400),
-        (b'{"image": [[1e999]]}', 422),
         (b'{"image": [[0.5]]}', 422),
         (b'{"image": [[1, true]]}', 422),
-        (b'{"image": [{"a": 1}]}', 422),
         (b'{"images": []}', 422),
         (b'{"image": [[1, 2], [3]]}', 422),
-        (b'{"images": "abcd"}', 422),
         (as_json(image=np.stack([GREY, GREY]).tolist()), 422),
         (as_json(image=(GREY.astype(int) + 30).tolist()), 422),
-        (b'{"image": [[' + b"9" * 30 + b"]]}", 422),
         (b'{"image": [[' + b"9" * 5000 + b"]]}", 400),
         (b'{"image": "aGVsbG8="}', 400),
         (as_json(images=[GREY.tolist()] * 6), 413),
@@ -265,13 +314,10 @@ def test_noise_is_refused_or_read_but_nothing_else() -> None:
             changed = bytearray(body)
             for at in rng.integers(0, len(body), rng.integers(1, 6)):
                 changed[at] = rng.integers(256)
+            if rng.random() < 0.3:
+                del changed[rng.integers(1, len(body) + 1) :]
             try:
-                array, _ = decode(
-                    bytes(changed[: rng.integers(1, len(body) + 1)] if rng.random() < 0.3 else changed),
-                    kind,
-                    ONE,
-                    LIMITS,
-                )
+                array, _ = decode(bytes(changed), kind, ONE, LIMITS)
                 assert array.shape[1:] == (1, 4, 5)
                 counts["read"] += 1
             except BadRequest:
@@ -290,12 +336,7 @@ def test_the_likeliest_come_first_with_their_names() -> None:
     shares = [line["probability"] for row in found["predictions"] for line in row]
     assert shares == pytest.approx([0.7, 0.2, 0.5, 0.25], abs=1e-6)
     assert json.loads(json.dumps(found)) == found
-
-
-def test_a_single_sample_has_no_list_around_it() -> None:
-    assert answer(LOGITS[:1], NAMED, 1, single=True) == {
-        "predictions": answer(LOGITS[:1], NAMED, 1, single=False)["predictions"][0]
-    }
+    assert answer(LOGITS, NAMED, 2, single=True)["predictions"] == found["predictions"][0]
 
 
 def test_all_probabilities_add_up_also_of_huge_logits() -> None:
@@ -314,12 +355,10 @@ def test_tokens_are_answered_at_the_last_position() -> None:
     assert best[0]["probability"] == pytest.approx(np.exp(9) / (np.exp(9) + 39))
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_logits_that_are_not_finite_are_an_error(bad: Any) -> None:
-    with pytest.raises(ValueError, match="NaN or infinite logits"):
-        answer(np.array([[0.0, bad, 1.0]]), NAMED, 1, single=True)
-    with pytest.raises(ValueError, match="NaN or infinite logits"):
-        answer(np.full((1, 3), -np.inf), NAMED, 1, single=True)
+def test_logits_that_are_not_finite_are_an_error() -> None:
+    for bad in ([[0.0, np.nan, 1.0]], [[0.0, np.inf, 1.0]], [[-np.inf] * 3]):
+        with pytest.raises(ValueError, match="NaN or infinite logits"):
+            answer(np.array(bad), NAMED, 1, single=True)
 
 
 def test_a_class_that_cant_be_has_no_probability() -> None:

@@ -6,7 +6,7 @@ import io
 import json
 import re
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.browser import THREE, draw, lines, recorded
-from support.runs import SMALL, new_run
 from support.server_process import Served
 
-from lathe import export
-from lathe.export.bundle import write_manifest
-from lathe.runs.export_model import open_export_model
 from lathe.serving.app import page
-from lathe.training.train import train
 
 DIGITS = {
     "run": "a_run",
@@ -66,18 +61,11 @@ class Elements(HTMLParser):
 def test_the_page_loads_nothing_and_runs_nothing_but_its_own(facts: dict[str, Any]) -> None:
     text = page(facts)
     elements = Elements(text)
-    outside = [
-        value
-        for _, attributes in elements.found
-        for name, value in attributes.items()
-        if name in ("src", "href", "action")
-    ]
-    assert outside == ["data:,"]
+    attributes = [item for _, values in elements.found for item in values.items()]
+    assert [value for name, value in attributes if name in ("src", "href", "action")] == ["data:,"]
     assert not re.search(r"https?:|@import|url\(", text)
-    assert [
-        name for _, attributes in elements.found for name in attributes if name.startswith("on") or name == "style"
-    ] == []
-    policy = next(attributes["content"] for tag, attributes in elements.found if attributes.get("http-equiv"))
+    assert [name for name, _ in attributes if name.startswith("on") or name == "style"] == []
+    policy = next(values["content"] for _, values in elements.found if values.get("http-equiv"))
     for name in ("script", "style"):
         digest = base64.b64encode(hashlib.sha256(elements.texts[name].encode()).digest()).decode()
         assert f"{name}-src 'sha256-{digest}';" in str(policy)
@@ -132,29 +120,13 @@ def test_a_net_of_tokens_has_a_field_for_them(tab: Any) -> None:
     assert len(seen) == 1
 
 
-@pytest.mark.slow
-def test_an_error_of_the_server_is_shown(tab: Any) -> None:
-    show(tab, DIGITS, {"error": "Too many requests wait: try again."}, status=503)
-    draw(tab, THREE)
-    tab.locator("#error").wait_for()
-    assert tab.get_by_role("alert").inner_text() == "Too many requests wait: try again."
-
-
 KEY = "a key of the test"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(exported: Callable[..., Path]) -> Iterator[str]:
     """The address of scripts/serve.py with an API key and a small trained net."""
-    pytest.importorskip("uvicorn")
-    cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL, "trainer.max_epochs=20")
-    train(cfg)
-    run = Path(cfg["paths"]["run_dir"])
-    ready, folder = open_export_model(run), run / "exports" / "onnx"
-    folder.mkdir(parents=True)
-    export.get("onnx").export(ready.net, ready.example, folder / "model.onnx")
-    write_manifest(folder, {"target": "onnx", "file": "model.onnx", **ready.facts})
-    with Served(run, "target=onnx", LATHE_API_KEY=KEY) as process:
+    with Served(exported("trainer.max_epochs=20"), "target=onnx", LATHE_API_KEY=KEY) as process:
         yield f"http://127.0.0.1:{process.port}"
 
 

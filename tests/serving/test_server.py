@@ -1,6 +1,5 @@
 """A real server of scripts/serve.py: its answers, many clients, killed and hung workers, slow clients, its end."""
 
-import asyncio
 import gzip
 import http.client
 import io
@@ -140,8 +139,8 @@ class Stranger:
         self.random, self.net = random.Random(seed), net
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
 
-    def ask(self, body: bytes, kind: str, method: str = "POST", path: str = "/predict", **headers: str) -> Any:
-        self.connection.request(method, path, body, {"Content-Type": kind, **headers})
+    def ask(self, body: bytes, kind: str) -> Any:
+        self.connection.request("POST", "/predict?top_k=10", body, {"Content-Type": kind})
         answer = self.connection.getresponse()
         return answer.status, answer.read()
 
@@ -149,80 +148,26 @@ class Stranger:
         """Send one request; return its status."""
         pixels = np.array([[self.random.randrange(256) for _ in range(8)] for _ in range(8)], np.uint8)
         if self.random.random() < 0.3:
-            return self._wrong(pixels)
-        body, kind = self.random.choice(
-            [
-                (pixels.tobytes(), BINARY),
-                (npy(pixels), NPY),
-                (json.dumps({"image": pixels.tolist()}).encode(), JSON),
-                (png(pixels), PNG),
-            ]
-        )
-        expected = self.net(pixels[None, None])[0].astype(np.float64)
-        status, found = self.ask(body, kind, path="/predict?top_k=10")
+            status, found = self.ask(pixels.tobytes()[:-1], BINARY)
+            assert (status, list(json.loads(found))) == (422, ["error"])
+            return int(status)
+        image = json.dumps({"image": pixels.tolist()}).encode()
+        forms = [(pixels.tobytes(), BINARY), (npy(pixels), NPY), (image, JSON), (png(pixels), PNG)]
+        status, found = self.ask(*self.random.choice(forms))
         assert status == 200, found
+        expected = self.net(pixels[None, None])[0].astype(np.float64)
         shares = np.exp(expected - expected.max()) / np.exp(expected - expected.max()).sum()
         rows = json.loads(found)["predictions"]
         assert sorted(row["index"] for row in rows) == list(range(10))
-        np.testing.assert_allclose([row["probability"] for row in rows], np.sort(shares)[::-1], atol=1e-4)
-        np.testing.assert_allclose(
-            [row["probability"] for row in rows], [shares[row["index"]] for row in rows], atol=1e-4
-        )
-        return int(status)
-
-    def _wrong(self, pixels: np.ndarray) -> int:
-        body, kind, path, expected = self.random.choice(
-            [
-                (b"{", JSON, "/predict", 400),
-                (npy(pixels)[:-1], NPY, "/predict", 400),
-                (png(pixels)[:40], PNG, "/predict", 400),
-                (pixels.tobytes(), BINARY, "/predict?top_k=0", 400),
-                (pixels.tobytes(), BINARY, "/elsewhere", 404),
-                (pixels.tobytes(), "text/plain", "/predict", 415),
-                (pixels.tobytes()[:-1], BINARY, "/predict", 422),
-                (json.dumps({"image": (pixels / 255).tolist()}).encode(), JSON, "/predict", 422),
-            ]
-        )
-        status, found = self.ask(body, kind, path=path)
-        assert (status, list(json.loads(found))) == (expected, ["error"])
+        wanted = [shares[row["index"]] for row in rows]
+        assert wanted == pytest.approx(sorted(wanted, reverse=True), abs=1e-4)
+        np.testing.assert_allclose([row["probability"] for row in rows], wanted, atol=1e-4)
         return int(status)
 
 
-@pytest.fixture(scope="module")
-def pair(served_run: Path) -> Iterator[Served]:
-    """A server with two workers."""
-    with Served(served_run, "target=onnx", "threads=1", "workers=2", "max_queue=1000") as found:
-        yield found
-
-
 @pytest.mark.slow
-def test_two_thousand_requests_of_many_clients(pair: Served, bare: Net, digits: np.ndarray) -> None:
-    logits, requests, clients = bare(digits), 2000, 32
-
-    async def client(start: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", pair.port)
-        for number in range(start, requests, clients):
-            first, rows = number % 480, 1 + number % 5
-            sent = digits[first : first + rows].tobytes()
-            writer.write(message("POST", "/predict", sent, content_type=BINARY, accept=BINARY))
-            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-            body = await reader.readexactly(int(head.split("content-length: ")[1].split("\r\n")[0]))
-            found = np.frombuffer(body, "<f4").reshape(rows, 10)
-            np.testing.assert_allclose(found, logits[first : first + rows], rtol=1e-4, atol=1e-4)
-        writer.close()
-
-    async def all_clients() -> None:
-        await asyncio.gather(*(client(start) for start in range(clients)))
-
-    asyncio.run(asyncio.wait_for(all_clients(), 500))
-    assert pair.metric('lathe_responses_total{path="/predict",status="200"}') == requests
-    assert pair.metric("lathe_queue") == pair.metric("lathe_worker_restarts_total") == 0
-    assert pair.metric("lathe_batch_samples_count") < pair.metric("lathe_request_seconds_count")
-
-
-@pytest.mark.slow
-def test_no_request_is_lost_when_workers_are_killed_and_they_leave_with_the_server(pair: Served, bare: Net) -> None:
-    over = threading.Event()
+def test_no_request_is_lost_when_workers_are_killed_and_they_leave_with_the_server(served_run: Path, bare: Net) -> None:
+    pair, over = Served(served_run, "target=onnx", "threads=1", "workers=2", "max_queue=1000"), threading.Event()
 
     def client(seed: int) -> list[int]:
         stranger, found = Stranger(seed, pair.port, bare), []
@@ -231,25 +176,26 @@ def test_no_request_is_lost_when_workers_are_killed_and_they_leave_with_the_serv
                 found.append(stranger.once())
         return found
 
-    with ThreadPoolExecutor(16) as pool:
-        clients = [pool.submit(client, seed) for seed in range(16)]
+    with ThreadPoolExecutor(4) as pool:
+        clients = [pool.submit(client, seed) for seed in range(4)]
         try:
-            for kill in range(2):
-                time.sleep(1)
-                os.kill(pair.workers()[kill], signal.SIGKILL)
-                restarted = ("lathe_worker_restarts_total", kill + 1), ("lathe_workers", 2)
-                wait_for(lambda expected=restarted: all(pair.metric(name) == value for name, value in expected), 180)
+            time.sleep(1)
+            os.kill(pair.workers()[0], signal.SIGKILL)
+            restarted = {"lathe_worker_restarts_total": 1, "lathe_workers": 2}
+            wait_for(lambda: all(pair.metric(name) == value for name, value in restarted.items()), 180)
         finally:
             over.set()
         statuses = [status for future in clients for status in future.result(timeout=60)]
-    assert len(statuses) > 1000
-    assert set(statuses) == {200, 400, 404, 415, 422}
+    assert len(statuses) >= 400
+    assert set(statuses) == {200, 422}
+    assert pair.metric("lathe_queue") == 0
+    assert pair.metric("lathe_batch_samples_count") < pair.metric("lathe_request_seconds_count")
     workers = pair.workers()
     pair.process.kill()
     _, error = pair.process.communicate()
     wait_for(lambda: not any(alive(worker) for worker in workers))
     assert len(workers) == 2
-    assert error.count("died, exit code -9: starting another.") == 2
+    assert error.count("died, exit code -9: starting another.") == 1
     assert "Traceback" not in error
 
 

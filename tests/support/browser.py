@@ -11,17 +11,8 @@ CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None
 )
 # a pen's path through a 3, in a unit square
-THREE = [
-    (0.35, 0.22),
-    (0.5, 0.17),
-    (0.63, 0.27),
-    (0.6, 0.42),
-    (0.48, 0.48),
-    (0.62, 0.55),
-    (0.66, 0.7),
-    (0.52, 0.82),
-    (0.34, 0.76),
-]
+X, Y = (0.35, 0.5, 0.63, 0.6, 0.48, 0.62, 0.66, 0.52, 0.34), (0.22, 0.17, 0.27, 0.42, 0.48, 0.55, 0.7, 0.82, 0.76)
+THREE = list(zip(X, Y, strict=True))
 
 
 @contextmanager

@@ -17,6 +17,10 @@ from lathe.training.train import train
 from support.runs import ROOT, SMALL, config, new_run
 
 WHOLE = ["onnx", "onnx/manifest.json", "onnx/model.onnx", "onnx/parity.json"]  # the files of target=onnx in exports/
+GPT = (
+    *("data=synthetic_tokens", "model=gpt_nano", "model.net.depth=1", "model.net.width=32", "trainer.max_epochs=1"),
+    *("data.source.train_size=128", "data.source.val_size=32", "data.source.test_size=32"),
+)
 CNN = ("model=resnet20", "model.net.depth=8", "model.net.width=8", "data.batch_size=64")
 
 
@@ -27,9 +31,9 @@ def made(log_dir: Path, *overrides: str) -> RunDir:
     return RunDir(cfg["paths"]["run_dir"])
 
 
-def request(run: RunDir, *overrides: str) -> dict[str, Any]:
-    """Return the job's configuration, as from `launch_on_run`."""
-    asked = config(f"run={run.path}", *overrides, name="export")
+def request(run: RunDir, *overrides: str, name: str = "export") -> dict[str, Any]:
+    """Return the configuration of a command on a run, as from `launch_on_run`."""
+    asked = config(f"run={run.path}", *overrides, name=name)
     cfg = run.config
     cfg["trainer"] |= asked["trainer"]
     cfg["paths"]["run_dir"] = str(run.path)
@@ -76,12 +80,8 @@ def needles(data: Any, count: int = 8) -> Mapping[str, bytes]:
     """Return bytes of labels and images (uint8 and the net's float32), without rows that are too uniform."""
     found: dict[str, bytes] = {}
     x, _ = next(iter(data.eval_loader("train")))
-    pixels = (
-        (x * torch.tensor(data.std).view(-1, 1, 1) + torch.tensor(data.mean).view(-1, 1, 1))
-        .mul(255)
-        .round()
-        .to(torch.uint8)
-    )
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.mean, data.std))
+    pixels = (255 * (x * std + mean)).round().to(torch.uint8)
     for name, images in (("uint8", pixels), ("float32", x)):
         for index in range(count):
             found[f"{name} image {index}"] = images[index].numpy().tobytes()

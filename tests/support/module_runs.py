@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from lathe.runs import rundir
-from lathe.runs.rundir import RunDir
 from support.own_lightning import QUICK
 from support.runs import config
 
@@ -36,31 +35,18 @@ MODULES = {
     "Scheduled": ("model", "image"),
     "Player": ("values", "stream"),
 }
-QUIET = (
-    "compression.receipt=none",
-    "test=false",
-    "callbacks.checkpoint.monitor=val_loss",
-    "callbacks.checkpoint.mode=min",
-)
+MONITOR = ("callbacks.checkpoint.monitor=val_loss", "callbacks.checkpoint.mode=min")
 
 
 def cfg_of(folder: Path, name: str, *words: str) -> dict[str, Any]:
     core, kind = MODULES[name]
     node = f"model.net={{_target_: support.modules.{name}}}"
-    words = (*QUICK, *QUIET, node, f"model.core={core or 'null'}", *words)
+    words = (*QUICK, *MONITOR, "compression.receipt=none", "test=false", node, f"model.core={core or 'null'}", *words)
     cfg = config(*words, f"paths.log_dir={folder}")
     del cfg["sweep"]
     cfg["data"] = {"_target_": "support.modules.Data", "kind": kind}
     rundir.create(folder, cfg, list(words))
     return cfg
-
-
-def request(run: RunDir, command: str, *words: str) -> dict[str, Any]:
-    """Return what a command on a finished run passes to its job."""
-    asked = config(f"run={run.path}", "trusted=[support]", *words, name=command)
-    cfg = run.config
-    cfg["trainer"] |= asked["trainer"]
-    return {**cfg, "strategy": asked["strategy"], "request": asked}
 
 
 def directory(cfg: dict[str, Any]) -> Path:

@@ -112,15 +112,6 @@ class Shaped(LitNet):
         self.example_input_array = torch.zeros((1,) + shape)  # noqa: RUF005  # as users write it
 
 
-class Cycled(LitNet):
-    """Has a schedule that rises to its learning rate and falls, and ends after a few steps."""
-
-    def configure_optimizers(self) -> Any:
-        optimizer = SGD(self.parameters(), lr=0.001, momentum=0.9)
-        cycle = OneCycleLR(optimizer, self.hparams["lr"], total_steps=5, cycle_momentum=False)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
-
-
 class Planned(LitNet):
     """Has a schedule for `length` steps or epochs, by default for the whole run."""
 

@@ -25,11 +25,6 @@ class Sized(LightningDataModule):
     test_dataloader = val_dataloader
 
 
-class Whole(Sized):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, drop_last=True)
-
-
 class Streaming(Sized):
     """A DataLoader of an iterable dataset of unknown length."""
 

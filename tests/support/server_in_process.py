@@ -4,7 +4,6 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -50,9 +49,7 @@ class Here:
         self.thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.uvicorn.should_exit = True
         self.thread.join(30)
         assert not self.thread.is_alive()

@@ -68,7 +68,7 @@ def fresh_folder(path: Path) -> Iterator[Path]:
                 temporary.mkdir()
                 yield temporary
     except Exception as error:
-        # exporters raise errors of their own if the disk is full
+        # exporters raise other errors if the disk is full
         if not isinstance(error, UserError | OSError) and shutil.disk_usage(path.parent).free < SPARE:
             reason = files.disk_reason(OSError(errno.ENOSPC, ""))
             raise UserError(f"{path} can't be written, {reason}.") from error
@@ -83,8 +83,8 @@ def write_manifest(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
     """Write manifest.json with the size and SHA-256 of the other files in `folder`; return its content."""
     paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != MANIFEST)
     hashes = {path.name: {"bytes": path.stat().st_size, "sha256": files.sha256(path)} for path in paths}
-    made = signature(str(content.get("target")), str(content.get("file")), hashes)
-    manifest = {"version": VERSION, **content, "files": hashes, "made": made}
+    mark = signature(str(content.get("target")), str(content.get("file")), hashes)
+    manifest = {"version": VERSION, **content, "files": hashes, "made": mark}
     files.write_atomically(folder / MANIFEST, json.dumps(manifest, indent=2, allow_nan=False) + "\n")
     return manifest
 
@@ -110,10 +110,10 @@ def read_manifest(folder: str | Path, key: str = "target") -> dict[str, Any]:
     own = manifest["file"] in hashes and all(PLAIN.fullmatch(name) for name in hashes)
     require(own, f"{path} names files that an export of target={manifest['target']} does not have: {AGAIN}.")
     for name, (size, digest) in hashes.items():
-        found = folder / name
-        require(found.is_file(), f"{found} is missing: {AGAIN}.")
-        same = found.stat().st_size == size and files.sha256(found) == digest
-        message = f"{found} is not the file that was exported, its SHA-256 differs from the manifest's: {AGAIN}."
+        file = folder / name
+        require(file.is_file(), f"{file} is missing: {AGAIN}.")
+        same = file.stat().st_size == size and files.sha256(file) == digest
+        message = f"{file} is not the file that was exported, its SHA-256 differs from the manifest's: {AGAIN}."
         require(same, message)
     return manifest
 
@@ -121,14 +121,14 @@ def read_manifest(folder: str | Path, key: str = "target") -> dict[str, Any]:
 def _checked_hashes(manifest: dict[str, Any]) -> dict[str, tuple[int, str]]:
     """Return size and SHA-256 of each file; raise KeyError, TypeError or ValueError for wrong entries."""
     preprocess, core = manifest["preprocess"], "inputs" in manifest
-    given = manifest["inputs"] if core else [manifest["input"]]
-    output = manifest["outputs"] if core else [manifest["output"]]
-    texts = [manifest["target"], manifest["file"], *(each["dtype"] for each in given)]
-    texts += [each["name"] for each in (*given, *output)] if core else []
-    lists = [each["shape"] for each in (*given, *output)]
+    inputs = manifest["inputs"] if core else [manifest["input"]]
+    outputs = manifest["outputs"] if core else [manifest["output"]]
+    texts = [manifest["target"], manifest["file"], *(each["dtype"] for each in inputs)]
+    texts += [each["name"] for each in (*inputs, *outputs)] if core else []
+    lists = [each["shape"] for each in (*inputs, *outputs)]
     if preprocess is not None:
         lists += [preprocess["mean"], preprocess["std"], preprocess["size"]]
-    if not all(isinstance(text, str) for text in texts) or not all(isinstance(found, list) for found in lists):
+    if not all(isinstance(text, str) for text in texts) or not all(isinstance(shape, list) for shape in lists):
         raise TypeError("not of these types")
     return {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
 
@@ -152,9 +152,9 @@ class Bundle:
         """
         if "inputs" not in self.manifest:
             return self.run(prepared(self.manifest, *arrays))
-        given = [*arrays, *(named[entry["name"]] for entry in self.manifest["inputs"][len(arrays) :])]
+        inputs = [*arrays, *(named[entry["name"]] for entry in self.manifest["inputs"][len(arrays) :])]
         outputs = (entry["name"] for entry in self.manifest["outputs"])
-        return dict(zip(outputs, as_list(self.run(*given)), strict=True))
+        return dict(zip(outputs, as_list(self.run(*inputs)), strict=True))
 
 
 def open_bundle(
@@ -176,7 +176,11 @@ def open_bundle(
     require(
         fits, f"{key}={name} runs on CPUs alone, not on {device}: leave trainer.accelerator=cpu, or export to onnx."
     )
-    return Bundle(folder, manifest, target.load(folder / manifest["file"], threads, device))
+    try:
+        run = target.load(folder / manifest["file"], threads, device)
+    except ImportError as error:
+        raise UserError(target.available() or f"{key}={name} can't be opened: {error}.") from error
+    return Bundle(folder, manifest, run)
 
 
 def check_origin(folder: Path, manifest: dict[str, Any]) -> None:

@@ -70,16 +70,17 @@ class Preprocess(nn.Module):
         return x * self.scale + self.shift
 
 
-def check_input_size(given: Any, size: tuple[int, int]) -> tuple[int, int] | str:
+def check_input_size(input_size: Any, size: tuple[int, int]) -> tuple[int, int] | str:
     """Return height and width of the input, or "any"."""
-    if given is None:
+    if input_size is None:
         return size
-    if given == ANY:
+    if input_size == ANY:
         return ANY
-    sides = [given, given] if isinstance(given, int) else given
+    sides = [input_size, input_size] if isinstance(input_size, int) else input_size
     pair = isinstance(sides, (list, tuple)) and len(sides) == 2
     pair = pair and all(type(side) is int and 1 <= side <= LARGEST for side in sides)
-    require(pair, f"target.input_size={given}: give [height, width] in pixels, up to {LARGEST} each, any, or null.")
+    form = f"give [height, width] in pixels, up to {LARGEST} each, any, or null"
+    require(pair, f"target.input_size={input_size}: {form}.")
     height, width = sides
     return height, width
 
@@ -117,9 +118,9 @@ class Shipped(nn.Module):
 class FlatCore(nn.Module):
     """The core of a LightningModule as a function of tensors: nested arguments and outputs become flat lists.
 
-    `args` and `kwargs` are the core's arguments, as in a recorded call; plain values among them are constants. What the
-    core does not read of dicts, such as a batch's labels, is no input. `axes` has the dynamic axes of each input, by
-    their names. Raises UserError if the core returns something other than nested tensors.
+    `args` and `kwargs` are the core's arguments, as in a recorded call; plain values among them are constants. Entries
+    of dicts that the core does not read, such as a batch's labels, are not inputs. `axes` has the dynamic axes of each
+    input by name. Raises UserError if the core returns something other than nested tensors.
     """
 
     def __init__(self, core: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -127,66 +128,66 @@ class FlatCore(nn.Module):
         self.core = core
         self.eval()
         self.unread = _unread(core, args, kwargs)
-        given, self.form = pytree.tree_flatten_with_path(self._read_of(args, kwargs))
-        self.constants = [None if isinstance(value, Tensor) else value for _, value in given]
-        self.places = [place for place, (_, value) in enumerate(given) if isinstance(value, Tensor)]
-        self.example = tuple(given[place][1] for place in self.places)
+        leaves, self.form = pytree.tree_flatten_with_path(self._read_of(args, kwargs))
+        self.constants = [None if isinstance(value, Tensor) else value for _, value in leaves]
+        self.places = [index for index, (_, value) in enumerate(leaves) if isinstance(value, Tensor)]
+        self.example = tuple(leaves[index][1] for index in self.places)
         parameters = [name for name, kind in inspect.signature(core.forward).parameters.items() if kind.kind in (0, 1)]
         self.names = []  # that of the parameter, with the place in nested arguments, such as `batch.mask`
-        paths: list[Any] = [given[place][0] for place in self.places]
+        paths: list[Any] = [leaves[index][0] for index in self.places]
         for which, first, *rest in paths:
             known = which.idx == 0 and first.idx < len(parameters)
             name = first.key if which.idx else parameters[first.idx] if known else f"arg{first.idx}"
             self.names.append(_path_name(str(name), rest))
         # the places of the inputs in the recorded call, as `Call.tensors` names them
-        self.paths = [_path_name("", given[place][0][1:]).removeprefix(".") for place in self.places]
+        self.paths = [_path_name("", leaves[index][0][1:]).removeprefix(".") for index in self.places]
         self.axes: list[dict[int, str]] = [{} for _ in self.places]
         with torch.no_grad():
             outputs = self.nested(*(tensor.clone() for tensor in self.example))
-        found, self.output_form = pytree.tree_flatten_with_path(outputs)
-        wrong = next((value for _, value in found if not isinstance(value, Tensor | None)), None)
+        output_leaves, self.output_form = pytree.tree_flatten_with_path(outputs)
+        wrong = next((value for _, value in output_leaves if not isinstance(value, Tensor | None)), None)
         kind = f"{type(core).__name__} returns a {type(wrong).__name__}"
         require(wrong is None, f"model.core: {kind}. Name a submodule that returns tensors, also in tuples or dicts.")
-        self.output_places = [place for place, (_, value) in enumerate(found) if value is not None]
+        self.output_places = [index for index, (_, value) in enumerate(output_leaves) if value is not None]
         require(bool(self.output_places), f"model.core: {type(core).__name__} returns no tensor.")
-        self.output_names = [_path_name("output", found[place][0]) for place in self.output_places]
-        self.outputs = [found[place][1] for place in self.output_places]  # for the example
+        self.output_names = [_path_name("output", output_leaves[index][0]) for index in self.output_places]
+        self.outputs = [output_leaves[index][1] for index in self.output_places]  # for the example
 
     def nested(self, *tensors: Tensor) -> Any:
         """Return the core's own outputs for the tensors of its arguments."""
         values = list(self.constants)
-        for place, tensor in zip(self.places, tensors, strict=True):
-            values[place] = tensor
+        for index, tensor in zip(self.places, tensors, strict=True):
+            values[index] = tensor
         args, kwargs = pytree.tree_unflatten(values, self.form)
         return self.core(*args, **kwargs)
 
     def forward(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return the core's tensors: one, or several as a tuple."""
-        found = tuple(value for value in pytree.tree_leaves(self.nested(*tensors)) if isinstance(value, Tensor))
-        return found[0] if len(found) == 1 else found
+        outputs = tuple(value for value in pytree.tree_leaves(self.nested(*tensors)) if isinstance(value, Tensor))
+        return outputs[0] if len(outputs) == 1 else outputs
 
     def nest(self, outputs: Sequence[Tensor]) -> Any:
         """Return tensors, as `forward` returns them, as the core's own outputs."""
         values = dict(zip(self.output_places, outputs, strict=True))
         form = self.output_form
-        return pytree.tree_unflatten([values.get(place) for place in range(form.num_leaves)], form)
+        return pytree.tree_unflatten([values.get(index) for index in range(form.num_leaves)], form)
 
     def tensors_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
         """Return the tensors of another call of the core, in the order of the inputs."""
         values, form = pytree.tree_flatten(self._read_of(args, kwargs))
         require(form == self.form, "model.core: its calls differ in the arguments' nesting: name another submodule.")
-        for place, (value, first) in enumerate(zip(values, self.constants, strict=True)):
-            same = isinstance(value, Tensor) == (place in self.places) and (place in self.places or value == first)
+        for index, (value, first) in enumerate(zip(values, self.constants, strict=True)):
+            same = isinstance(value, Tensor) == (index in self.places) and (index in self.places or value == first)
             differ = f"model.core: an argument that is no tensor is {first!r} in one call and {value!r} in another"
             require(same, f"{differ}, and a graph has one value. Name another submodule.")
-        return tuple(values[place] for place in self.places)
+        return tuple(values[index] for index in self.places)
 
     def _read_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments without the entries of dicts that the core does not read."""
 
         def read(name: int | str, value: Any) -> Any:
             unread = self.unread.get(name)
-            return {key: one for key, one in value.items() if key not in unread} if unread else value
+            return {key: item for key, item in value.items() if key not in unread} if unread else value
 
         return tuple(starmap(read, enumerate(args))), {name: read(name, value) for name, value in kwargs.items()}
 
@@ -221,12 +222,12 @@ class FlatCore(nn.Module):
         """Return whether the outputs have one or three samples if the inputs do; scalars have none."""
         for count in (1, 3):
             try:
-                found = as_list(self(*self.rows(self.example, count)))
+                outputs = as_list(self(*self.rows(self.example, count)))
             except Exception:  # of the user's code, for a size that it does not take
                 return False
-            if any(own.dim() != out.dim() for own, out in zip(self.outputs, found, strict=True)):
+            if any(own.dim() != out.dim() for own, out in zip(self.outputs, outputs, strict=True)):
                 return False
-            if any(out.dim() and len(out) != count for out in found):
+            if any(out.dim() and len(out) != count for out in outputs):
                 return False
         return True
 
@@ -257,7 +258,7 @@ class FlatCore(nn.Module):
         outputs = zip(self.output_names, self.outputs, strict=True)
         inputs = [entry(*each) for each in zip(self.names, self.example, self.axes, strict=True)]
         return {
-            "inputs": [one | {"place": path} for one, path in zip(inputs, self.paths, strict=True)],
+            "inputs": [facts | {"place": path} for facts, path in zip(inputs, self.paths, strict=True)],
             "outputs": [entry(name, tensor, batch if tensor.dim() else {}) for name, tensor in outputs],
         }
 
@@ -290,14 +291,14 @@ def _unread(core: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
             core(*places, **names)
         except Exception:  # it wants a plain dict: all of it is read
             return {}
-    given: dict[int | str, Any] = dict(enumerate(places))
-    given.update(names.items())
-    return {name: one.data.keys() - one.read for name, one in given.items() if isinstance(one, _Watched)}
+    arguments: dict[int | str, Any] = dict(enumerate(places))
+    arguments.update(names.items())
+    return {name: value.data.keys() - value.read for name, value in arguments.items() if isinstance(value, _Watched)}
 
 
 def _path_name(name: str, path: Sequence[Any]) -> str:
-    words = (getattr(key, "key", getattr(key, "idx", getattr(key, "name", None))) for key in path)
-    return ".".join(map(str, (name, *words)))
+    parts = (getattr(key, "key", getattr(key, "idx", getattr(key, "name", None))) for key in path)
+    return ".".join(map(str, (name, *parts)))
 
 
 def as_list(outputs: Any) -> list[Any]:
@@ -363,7 +364,7 @@ def takes_any_time(net: nn.Module, length: int) -> bool:
     return length > 1
 
 
-def dynamic_axes(net: nn.Module, given: tuple[Tensor, ...]) -> tuple[dict[int, Any], ...]:
+def dynamic_axes(net: nn.Module, tensors: tuple[Tensor, ...]) -> tuple[dict[int, Any], ...]:
     """Return the dynamic axes of each input: batch, time of token ids if the net allows it, free sides of images.
 
     Those of a core are its batch and what target.axes declares.
@@ -373,8 +374,8 @@ def dynamic_axes(net: nn.Module, given: tuple[Tensor, ...]) -> tuple[dict[int, A
         sides = {name: torch.export.Dim(name, min=1) for name in sorted(names)}
         return tuple({axis: sides[name] for axis, name in axes.items()} for axes in net.axes)
     axes: dict[int, Any] = {0: torch.export.Dim(BATCH, min=1)}
-    if has_tokens(given[0]):
-        if takes_any_time(net, given[0].shape[1]):
+    if has_tokens(tensors[0]):
+        if takes_any_time(net, tensors[0].shape[1]):
             axes[1] = torch.export.Dim.AUTO
     elif takes_any_size(net):
         axes |= {2: torch.export.Dim("height", min=1), 3: torch.export.Dim("width", min=1)}
@@ -384,14 +385,14 @@ def dynamic_axes(net: nn.Module, given: tuple[Tensor, ...]) -> tuple[dict[int, A
 def bounded_axes(net: nn.Module, largest: tuple[Tensor, ...]) -> tuple[dict[int, Any], ...]:
     """Return `dynamic_axes` with the sizes of `largest` as maxima; an axis of size one is fixed."""
     names = {0: BATCH, 1: "time"}
-    found, sides = [], dict[str, Any]()
+    bounds, sides = [], dict[str, Any]()
     for index, (axes, tensor) in enumerate(zip(dynamic_axes(net, largest), largest, strict=True)):
         own = net.axes[index] if isinstance(net, FlatCore) else names
         sizes = {axis: tensor.shape[axis] for axis in axes if tensor.shape[axis] > 1}
-        found.append(
+        bounds.append(
             {axis: sides.setdefault(own[axis], torch.export.Dim(own[axis], min=1, max=n)) for axis, n in sizes.items()}
         )
-    return tuple(found)
+    return tuple(bounds)
 
 
 def shapes_for(net: nn.Module, axes: tuple[dict[int, Any], ...]) -> Any:
@@ -411,5 +412,5 @@ def in_parts(run: Callable[..., Any], inputs: Sequence[Array], largest: int) -> 
     if size <= largest:
         return run(*inputs)
     parts = [as_list(run(*(x[start : start + largest] for x in inputs))) for start in range(0, size, largest)]
-    found = [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
-    return found[0] if len(found) == 1 else found
+    joined = [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
+    return joined[0] if len(joined) == 1 else joined

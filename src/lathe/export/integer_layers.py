@@ -35,7 +35,10 @@ class Affine:
 
 
 class Dialect:
-    """PT2E's operators for tracing integer layers; other back ends override them."""
+    """Operators of a back end for integer layers: PT2E's, with unsigned activations, unless overridden.
+
+    An `Affine` counts from 0; the back end's integers are `lowest` to `lowest + 255`, of `dtype`.
+    """
 
     integer_bias = False  # whether a layer with known input scale gets an int32 bias
     one_channel = True  # whether convolutions of one channel are correct; otherwise a channel of zeros is added
@@ -48,10 +51,10 @@ class Dialect:
 
     def rounded(self, x: Tensor, affine: Affine) -> Tensor:
         """Round x to the values of `affine`, as float32."""
-        arguments = (affine.scale, affine.zero_point, 0, 255, torch.uint8)
+        arguments = (affine.scale, affine.zero_point + self.lowest, self.lowest, self.lowest + 255, self.dtype)
         q = self.ops.quantize_per_tensor.default(x, *arguments)
         if affine.top < 255:  # inductor's fused kernels saturate at 255, whatever the arguments say
-            q = q.clamp(max=affine.top)
+            q = q.clamp(max=affine.top + self.lowest)
         out: Tensor = self.ops.dequantize_per_tensor.default(q, *arguments)
         return out
 
@@ -64,12 +67,7 @@ class Dialect:
         return out
 
     def dequantized(self, integers: Tensor, scale: Tensor) -> Tensor:
-        """Multiply int8 or int32 `[out, ...]` by a scale `[out]`, or `[out, groups]` with groups along axis 1.
-
-        Weights that `to_float` made floats stay as they are.
-        """
-        if integers.is_floating_point():
-            return integers
+        """Multiply int8 or int32 `[out, ...]` by a scale `[out]`, or `[out, groups]` with groups along axis 1."""
         if scale.dim() == 2:
             return scaled(integers, scale)
         zeros = torch.zeros(len(scale), dtype=torch.int64)
@@ -110,7 +108,7 @@ class _Integers(nn.Module):
 
     dialect: Dialect
     source: Affine | str | None  # range of the input, "dynamic", or None for float
-    integers: Tensor
+    integers: Tensor  # or floats, by `to_float`
     scale: Tensor
     offset: Tensor | None  # the bias: float32, or int32 in units of offset_scale
     offset_scale: Tensor | None
@@ -118,7 +116,8 @@ class _Integers(nn.Module):
 
     @property
     def weights(self) -> Tensor:
-        weight = self.dialect.dequantized(self.integers, self.scale)
+        is_float = self.integers.is_floating_point()
+        weight = self.integers if is_float else self.dialect.dequantized(self.integers, self.scale)
         return weight if self.integers.shape == self.full else weight.view(self.full)
 
     @property
@@ -141,7 +140,7 @@ class IntegerLinear(_Integers, nn.Linear):
     """A linear layer with integer weights."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.source == DYNAMIC:
+        if self.source == DYNAMIC and not self.integers.is_floating_point():
             return self.dialect.dynamic_linear(x, self.integers, self.scale, self.offset)
         return self.dialect.linear(_read(x, self.source, self.dialect), self.weights, self.offsets)
 
@@ -189,34 +188,34 @@ def deployable(net: nn.Module, example: Tensor | tuple[Tensor, ...], dialect: Di
     """
     names = quantized_layers(net).keys()
     require(bool(names), "the net has no quantized layer: train with compression=qat, or run scripts/compress.py.")
-    found = copied(net)
-    given = example if isinstance(example, tuple) else (example,)
-    norms = followers(copied(net, floats=True), given[0] if len(given) == 1 else Call(given))
+    converted = copied(net)
+    inputs = example if isinstance(example, tuple) else (example,)
+    norms = followers(copied(net, floats=True), inputs[0] if len(inputs) == 1 else Call(inputs))
     twins: dict[int, Any] = {}  # by the id of the weight, which layers may share, such as a tied head
     for name in names:
-        layer: Any = found.get_submodule(name)
+        layer: Any = converted.get_submodule(name)
         if isinstance(layer, QuantAdd):
             sources = [_source(layer.input_quantizer, name), _source(layer.other_quantizer, name)]
             layer.__class__ = IntegerAdd  # type: ignore[assignment]  # hooks and name stay
             del layer._modules["input_quantizer"], layer._modules["other_quantizer"]
             layer.__dict__.update(first=sources[0], second=sources[1], dialect=dialect)
             continue
-        weight, norm = id(layer.weight), found.get_submodule(norms[name]) if name in norms else None
+        weight, norm = id(layer.weight), converted.get_submodule(norms[name]) if name in norms else None
         if norm is not None and norm.running_mean is None:  # it normalizes by the batch
             norm = None
         _convert(name, layer, dialect, norm)
         if norm is not None:
-            found.set_submodule(norms[name], nn.Identity().eval())
+            converted.set_submodule(norms[name], nn.Identity().eval())
         twin = twins.setdefault(weight, layer)
         if torch.equal(twin.integers, layer.integers) and torch.equal(twin.scale, layer.scale):
             layer.integers, layer.scale = twin.integers, twin.scale
-    return found
+    return converted
 
 
 def copied(net: nn.Module, *, floats: bool = False) -> nn.Module:
     """Return a float32 copy in eval mode on the CPU without gradients; `floats` replaces quantized layers."""
-    found = strip(net) if floats else copy.deepcopy(net)
-    return found.cpu().float().eval().requires_grad_(False)
+    net = strip(net) if floats else copy.deepcopy(net)
+    return net.cpu().float().eval().requires_grad_(False)
 
 
 def _source(quantizer: FakeQuantize | None, name: str) -> Affine | str | None:
@@ -244,9 +243,9 @@ def _convert(name: str, layer: Any, dialect: Dialect, norm: Any) -> None:
     bias = None if getattr(layer, "bias", None) is None else layer.bias.detach().double()
     if norm is not None:
         # in eval mode it is y = g x + b
-        one = torch.ones(out, dtype=torch.float64)
-        weight = one if norm.weight is None else norm.weight.detach().double()
-        b = 0 * one if norm.bias is None else norm.bias.detach().double()
+        ones = torch.ones(out, dtype=torch.float64)
+        weight = ones if norm.weight is None else norm.weight.detach().double()
+        b = 0 * ones if norm.bias is None else norm.bias.detach().double()
         g = weight / torch.sqrt(norm.running_var.double() + norm.eps)
         b = b - g * norm.running_mean.double()
         bias = b if bias is None else g * bias + b
@@ -258,7 +257,7 @@ def _convert(name: str, layer: Any, dialect: Dialect, norm: Any) -> None:
         # store whole multiples of integers with few bits: the bias is rounded to units of the scale
         finer = 127 // layer.weight_quantizer.high
         integers, scale = integers * finer, scale / finer
-        # raise scales so that the bias fits into 32 bits: of channels with weights negligible beside it, or pruned ones
+        # raise scales so that the bias fits into 32 bits, for pruned channels and others with tiny weights
         wide = torch.maximum(scale, bias.abs() / (source.scale * LARGEST_BIAS))
         ratio = (scale / wide).view(-1, *[1] * (integers.dim() - 1))
         integers, scale = torch.where(ratio < 1, torch.round(integers * ratio), integers).to(torch.int8), wide

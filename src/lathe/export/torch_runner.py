@@ -102,8 +102,8 @@ def on_arrays(
         # a client's buffer may be read-only or have negative strides, which tensors can't have
         tensors = (torch.from_numpy(np.require(x, requirements=["C", "W"])).to(device) for x in arrays)
         with torch.no_grad():
-            found = call(*tensors)
-        return found.cpu().numpy() if isinstance(found, Tensor) else [out.cpu().numpy() for out in found]
+            outputs = call(*tensors)
+        return outputs.cpu().numpy() if isinstance(outputs, Tensor) else [out.cpu().numpy() for out in outputs]
 
     def forward(*arrays: Array) -> Any:
         was = torch.get_num_threads()
@@ -130,18 +130,18 @@ def open_program(path: Path, device: str | None = None) -> Any:
     import torch.ao.quantization.fx._decomposed  # registers the operators of integers
     from torch.export.passes import move_to_device_pass
 
-    found = io.BytesIO()
+    buffer = io.BytesIO()
     with path.open("rb") as file:
         check_archive(file)
-        with zipfile.ZipFile(file) as source, zipfile.ZipFile(found, "w", zipfile.ZIP_STORED) as copy:
+        with zipfile.ZipFile(file) as source, zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as copy:
             for name in source.namelist():
                 copy.writestr(zipfile.ZipInfo(name), source.read(name))
-    found.seek(0)
+    buffer.seek(0)
     with warnings.catch_warnings():
         # the weights' memory is read-only, and nothing writes to it
         warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
         warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*", category=FutureWarning)
-        program = torch.export.load(found)
+        program = torch.export.load(buffer)
         if device is not None:
             program = move_to_device_pass(program, device)
         return program.module(check_guards=False)  # guards are Python code; sizes are checked without them

@@ -106,8 +106,8 @@ class App:
         answer: Response
         if "inputs" in self.facts:
             packed = await asyncio.to_thread(model.decode_named, body, kind, self.facts, limits)
-            found = await self._computed(packed, began)
-            outputs = model.unpack(found, model.is_batched(self.facts))
+            packed_outputs = await self._computed(packed, began)
+            outputs = model.unpack(packed_outputs, model.is_batched(self.facts))
             if model.NPZ in accept:
                 file = io.BytesIO()
                 np.savez(file, **outputs)  # type: ignore[arg-type]
@@ -115,19 +115,19 @@ class App:
             else:
                 check_lines(sum(array.size for array in outputs.values()), f"ask with Accept: {model.NPZ}.")
                 sentence = f"The answer has NaN or infinite numbers: ask with Accept: {model.NPZ}."
-                demand(model.is_finite(found), 500, sentence)
+                demand(model.is_finite(packed_outputs), 500, sentence)
                 answer = JSONResponse({"outputs": {name: array.tolist() for name, array in outputs.items()}})
         else:
             word = request.query_params.get("top_k", str(self.options.top_k))
             valid = set(request.query_params) <= {"top_k"} and word.isdecimal() and int(word[:9]) >= 1
             demand(valid, 400, "The only option of a request is top_k, a whole number from 1.")
             top_k = int(word[:9])
-            given = (body, kind, self.facts, limits, request.headers.get("x-shape"))
+            arguments = (body, kind, self.facts, limits, request.headers.get("x-shape"))
             # JSON may have a picture
             if len(body) <= INLINE and not kind.lower().startswith(("image/", "application/json")):
-                inputs, single = decode.decode(*given)
+                inputs, single = decode.decode(*arguments)
             else:
-                inputs, single = await asyncio.to_thread(decode.decode, *given)
+                inputs, single = await asyncio.to_thread(decode.decode, *arguments)
             binary = BINARY in accept
             lines = 0 if binary else len(inputs) * min(top_k, self.facts["output"]["shape"][-1])
             check_lines(lines, f"ask for fewer by top_k, or with Accept: {BINARY}.")
@@ -288,18 +288,18 @@ def shown(facts: dict[str, Any]) -> dict[str, Any]:
     about = [f"run {facts['run']}", f"{facts['target']} of {facts['checkpoint']}.ckpt, {arithmetic}"]
     if "inputs" in facts:
         lines = [f"{entry['name']}: {entry['dtype']} {entry['shape']}" for entry in facts["inputs"]]
-        sizes: list[dict[str, Any]] = facts["inputs"]
-        body = {entry["name"]: _zeros([1 if isinstance(n, str) else n for n in entry["shape"]]) for entry in sizes}
+        shapes = {entry["name"]: [1 if isinstance(n, str) else n for n in entry["shape"]] for entry in facts["inputs"]}
+        body = {name: np.zeros(shape, int).tolist() for name, shape in shapes.items()}
         return {"kind": "arrays", "body": json.dumps(body), "schema": lines, "about": about}
-    given = facts["input"]
-    if "vocab_size" in given:
+    spec = facts["input"]
+    if "vocab_size" in spec:
         return {
             "kind": "tokens",
-            "vocab_size": given["vocab_size"],
-            "longest": given.get("longest"),
-            "about": [*about, f"{given['vocab_size']} tokens"],
+            "vocab_size": spec["vocab_size"],
+            "longest": spec.get("longest"),
+            "about": [*about, f"{spec['vocab_size']} tokens"],
         }
-    preprocess, (channels, height, width) = facts["preprocess"], given["shape"][1:]
+    preprocess, (channels, height, width) = facts["preprocess"], spec["shape"][1:]
     fixed = isinstance(height, int)
     size = [height, width] if fixed else preprocess["size"]
     look = f"{size[0]} x {size[1]} pixels" if fixed else "pixels of any size"
@@ -314,10 +314,6 @@ def shown(facts: dict[str, Any]) -> dict[str, Any]:
             f"{len(facts['classes'])} classes",
         ],
     }
-
-
-def _zeros(shape: list[int]) -> Any:
-    return [_zeros(shape[1:]) for _ in range(shape[0])] if shape else 0
 
 
 def _hash(text: str, name: str) -> str:

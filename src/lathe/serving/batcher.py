@@ -51,18 +51,18 @@ class Metrics:
     """The server's Prometheus metrics. `waiting` and `ready` return the queue's length and the workers that are up."""
 
     def __init__(self, waiting: Callable[[], float], ready: Callable[[], float]) -> None:
-        self.registry = kept = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         latency = "From a request's headers to its answer, of POST /predict answered with 200"
-        self.latency = Histogram("lathe_request_seconds", latency, buckets=SECONDS, registry=kept)
+        self.latency = Histogram("lathe_request_seconds", latency, buckets=SECONDS, registry=registry)
         handed = "From handing a batch to a worker to its answers"
-        self.compute = Histogram("lathe_batch_seconds", handed, buckets=SECONDS, registry=kept)
+        self.compute = Histogram("lathe_batch_seconds", handed, buckets=SECONDS, registry=registry)
         rows = "Samples of a batch that a worker computed at once"
-        self.batch = Histogram("lathe_batch_samples", rows, buckets=ROWS, registry=kept)
-        self.responses = Counter("lathe_responses", "Answers by path and status", ["path", "status"], registry=kept)
+        self.batch = Histogram("lathe_batch_samples", rows, buckets=ROWS, registry=registry)
+        self.responses = Counter("lathe_responses", "Answers by path and status", ["path", "status"], registry=registry)
         restarts = "Workers that died or hung and were started again"
-        self.restarts = Counter("lathe_worker_restarts", restarts, registry=kept)
-        Gauge("lathe_queue", "Requests that wait for a worker", registry=kept).set_function(waiting)
-        Gauge("lathe_workers", "Workers that are up", registry=kept).set_function(ready)
+        self.restarts = Counter("lathe_worker_restarts", restarts, registry=registry)
+        Gauge("lathe_queue", "Requests that wait for a worker", registry=registry).set_function(waiting)
+        Gauge("lathe_workers", "Workers that are up", registry=registry).set_function(ready)
 
 
 @dataclass(eq=False)
@@ -191,11 +191,11 @@ class Batcher:
             EOFError: it died. It may also return then.
             TimeoutError: it had a batch for longer than any request may take.
         """
-        held: list[Request] = []
+        batch: list[Request] = []
         loop = asyncio.get_running_loop()
         dead: asyncio.Future[None] = loop.create_future()
         loop.add_reader(process.sentinel, dead.cancel)
-        feeding = asyncio.create_task(self._feed(reader, writer, held))
+        feeding = asyncio.create_task(self._feed(reader, writer, batch))
         self.ready += 1
         try:
             await asyncio.wait({feeding, dead}, return_when=asyncio.FIRST_COMPLETED)
@@ -206,29 +206,29 @@ class Batcher:
             loop.remove_reader(process.sentinel)
             feeding.cancel()
             await asyncio.gather(feeding, return_exceptions=True)
-            for request in held:
+            for request in batch:
                 request.deaths += 1
                 if request.deaths >= DEATHS:
                     _refuse(request, 500, f"{DEATHS} workers died with this input: the server's log says more.")
-            self.waiting.extendleft(request for request in reversed(held) if not request.answer.done())
+            self.waiting.extendleft(request for request in reversed(batch) if not request.answer.done())
             self._arrived.set()
 
-    async def _feed(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, held: list[Request]) -> None:
+    async def _feed(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, batch: list[Request]) -> None:
         """Send batches to a worker; `held` always has the requests that it computes."""
         while True:
-            held[:] = await self._take()
+            batch[:] = await self._take()
             began = time.perf_counter()
             async with asyncio.timeout(self.options.request_timeout):
-                writer.write(pickle.dumps([request.inputs for request in held], protocol=5))
+                writer.write(pickle.dumps([request.inputs for request in batch], protocol=5))
                 answers = await _receive(reader)
             self.metrics.compute.observe(time.perf_counter() - began)
-            self.metrics.batch.observe(sum(len(request.inputs) for request in held))
-            for request, logits in zip(held, answers, strict=True):
+            self.metrics.batch.observe(sum(len(request.inputs) for request in batch))
+            for request, logits in zip(batch, answers, strict=True):
                 if logits is None:
                     _refuse(request, 500, "The net failed on this input: the server's log says why.")
                 elif not request.answer.done():
                     request.answer.set_result(logits)
-            held.clear()
+            batch.clear()
 
     async def _take(self) -> list[Request]:
         """Return the next requests in order: `max_batch_size` samples at most, or a single request with more."""
@@ -262,8 +262,8 @@ async def _receive(reader: asyncio.StreamReader) -> list[Any]:
     """Return a worker's next answer; raise EOFError if it died."""
     try:
         head = await reader.readexactly(LENGTH.size)
-        found: list[Any] = pickle.loads(await reader.readexactly(*LENGTH.unpack(head)))  # noqa: S301 (of our process)
-        return found
+        answers: list[Any] = pickle.loads(await reader.readexactly(*LENGTH.unpack(head)))  # noqa: S301 (of our process)
+        return answers
     except ConnectionError as error:  # IncompleteReadError is an EOFError
         raise EOFError from error
 
@@ -332,14 +332,14 @@ def compute(net: Net, inputs: list[Array]) -> list[Array | None]:
     Requests of the same sample shape and dtype are computed together. If that fails, each is computed on its own, so
     that only the faulty one fails.
     """
-    found: list[Array | None] = [None] * len(inputs)
+    answers: list[Array | None] = [None] * len(inputs)
     alike: dict[Any, list[int]] = {}
     for index, array in enumerate(inputs):
         alike.setdefault((array.shape[1:], array.dtype), []).append(index)
     for indices in alike.values():
         for index, logits in zip(indices, _together(net, [inputs[index] for index in indices]), strict=True):
-            found[index] = logits
-    return found
+            answers[index] = logits
+    return answers
 
 
 def _together(net: Net, inputs: list[Array]) -> list[Array | None]:

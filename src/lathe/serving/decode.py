@@ -60,13 +60,13 @@ def decode(
     must have it. `content_type` is as declared, `facts` are the export's manifest. `shape_header` is for binary input:
     `height,width` of pictures, or `n,time` of token ids.
     """
-    kind, words = content_type.partition(";")[0].strip().lower(), "vocab_size" in facts["input"]
-    taken = [NPY, JSON, BINARY] if words else [*PICTURES, NPY, JSON, BINARY]
+    kind, is_text = content_type.partition(";")[0].strip().lower(), "vocab_size" in facts["input"]
+    kinds = [NPY, JSON, BINARY] if is_text else [*PICTURES, NPY, JSON, BINARY]
     sentence = f"The body has {len(body)} bytes, more than {limits.body}: send less at a time."
     demand(len(body) <= limits.body, 413, sentence)
-    demand(kind in taken, 415, f"Content-Type {content_type[:60]!r} is not taken: declare one of {', '.join(taken)}.")
-    demand(len(body) > 0, 400, f"The body is empty: send {'token ids' if words else 'images'} as {kind}.")
-    if words:
+    demand(kind in kinds, 415, f"Content-Type {content_type[:60]!r} is not taken: declare one of {', '.join(kinds)}.")
+    demand(len(body) > 0, 400, f"The body is empty: send {'token ids' if is_text else 'images'} as {kind}.")
+    if is_text:
         return Tokens(facts["input"], limits).decode(body, kind, shape_header)
     squash = bool((facts.get("preprocess") or {}).get("squash"))
     return Images(facts["input"], limits, squash).decode(body, kind, shape_header)
@@ -92,23 +92,23 @@ class Images:
         texts = [value] if name == "image" else value
         if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
             try:  # browsers send data:...;base64,...
-                words = (text.partition(",")[2] if text.startswith("data:") else text for text in texts)
-                files = [base64.b64decode(word, validate=True) for word in words]
+                encoded = (text.partition(",")[2] if text.startswith("data:") else text for text in texts)
+                files = [base64.b64decode(word, validate=True) for word in encoded]
             except ValueError as error:
                 sentence = "The image is text, but not base64: send a PNG or JPEG in base64, or lists."
                 raise BadRequest(400, sentence) from error
             return self.pictures(files), name == "image"
-        found = integers(value, name)
+        values = integers(value, name)
         sentence = f"{name} has values outside of 0 to 255: send pixels as whole numbers."
-        demand(bool(((found >= 0) & (found <= 255)).all()), 422, sentence)
-        return self.array(found.astype(np.uint8), name, one=name == "image")
+        demand(bool(((values >= 0) & (values <= 255)).all()), 422, sentence)
+        return self.array(values.astype(np.uint8), name, is_single=name == "image")
 
     def pictures(self, files: list[bytes], kind: str | None = None) -> Array:
         """Decode PNG or JPEG files, of `limits.pixels` together, to uint8 `[n, channels, height, width]`."""
         check_samples(len(files), self.limits)
         sentence = f"PNG and JPEG don't have {self.channels} channels: send an array as {NPY}."
         demand(self.channels in COLOURS, 415, sentence)
-        found: list[Array] = []
+        images: list[Array] = []
         left = self.limits.pixels
         for content in files:
             own = kind or kind_of(content[:12])  # JSON declares no type
@@ -122,19 +122,19 @@ class Images:
             except PictureError as error:
                 raise BadRequest(400, f"The image {error}: send a whole one, and declare its type.") from error
             left -= pixels.shape[1] * pixels.shape[2]
-            found.append(pixels if self.size is None else scaled(pixels, self.size, self.squash))
-        same = len({pixels.shape for pixels in found}) == 1
+            images.append(pixels if self.size is None else scaled(pixels, self.size, self.squash))
+        same = len({pixels.shape for pixels in images}) == 1
         demand(same, 422, "The images have different sizes: send them one at a time, or of one size.")
-        return np.stack(found)
+        return np.stack(images)
 
-    def array(self, pixels: Array, name: str, one: bool | None = None) -> tuple[Array, bool]:
-        """Return `pixels` in the net's layout; `one` as in `arranged`."""
+    def array(self, pixels: Array, name: str, is_single: bool | None = None) -> tuple[Array, bool]:
+        """Return `pixels` in the net's layout; `is_single` as `one` in `arranged`."""
         demand(pixels.dtype == np.uint8, 422, f"{name} is of {pixels.dtype}: send pixels from 0 to 255 as uint8.")
-        found = arranged(pixels, self.channels, self.size, one)
-        if found is None:
+        arrangement = arranged(pixels, self.channels, self.size, is_single)
+        if arrangement is None:
             shape = [self.channels, *(self.size or ("height", "width"))]
             raise BadRequest(422, f"{name} has shape {list(pixels.shape)}, but the net takes {shape}: send that.")
-        images, single = found
+        images, single = arrangement
         check_samples(len(images), self.limits)
         self.check_pixels(images.shape[2], images.shape[3])
         return np.array(images, order="C"), single  # a copy, since torch requires writable arrays
@@ -175,10 +175,10 @@ class Tokens:
             return self.check(read_npy(body), "The array")
         sentence = f"The body has {len(body)} bytes: send token ids as int64, 8 bytes each, little-endian."
         demand(len(body) % 8 == 0, 422, sentence)
-        ids, given = np.frombuffer(body, dtype="<i8"), read_shape(shape_header, "n,time")
-        fits = given is None or math.prod(given) == ids.size
-        demand(fits, 422, f"X-Shape is {given}, but the body has {ids.size} ids: make them equal.")
-        return self.check(ids if given is None else ids.reshape(given), "The body")
+        ids, shape = np.frombuffer(body, dtype="<i8"), read_shape(shape_header, "n,time")
+        fits = shape is None or math.prod(shape) == ids.size
+        demand(fits, 422, f"X-Shape is {shape}, but the body has {ids.size} ids: make them equal.")
+        return self.check(ids if shape is None else ids.reshape(shape), "The body")
 
     def check(self, ids: Array, name: str) -> tuple[Array, bool]:
         """Return int64 `[n, time]` of ids within the vocabulary."""
@@ -221,10 +221,10 @@ def read_npy(body: bytes) -> Array:
 def read_json(body: bytes, names: tuple[str, ...], most: int) -> tuple[str, Any]:
     """Return name and value of the only key of a JSON object. `most` is the most values that it can have."""
     form = "one JSON object with " + " or ".join(names)
-    found = parsed(body, most)
-    fits = isinstance(found, dict) and len(found) == 1 and set(found) <= set(names)
+    content = parsed(body, most)
+    fits = isinstance(content, dict) and len(content) == 1 and set(content) <= set(names)
     demand(fits, 422, f"The JSON is not what the net takes: send {form} and nothing else.")
-    return next(iter(found.items()))
+    return next(iter(content.items()))
 
 
 def parsed(body: bytes, most: int) -> Any:
@@ -243,10 +243,10 @@ def parsed(body: bytes, most: int) -> Any:
 def integers(value: Any, name: str) -> Array:
     """Convert nested lists of integers to int64."""
     try:
-        found = np.array(value)
-        if found.size and found.dtype.kind not in "iu":
+        array = np.array(value)
+        if array.size and array.dtype.kind not in "iu":
             raise ValueError("not of whole numbers")
-        return found.astype(np.int64, casting="safe") if found.size else found.astype(np.int64)
+        return array.astype(np.int64, casting="safe") if array.size else array.astype(np.int64)
     except (ValueError, TypeError, OverflowError) as error:
         raise BadRequest(422, f"{name} is not a full array of whole numbers: send lists of equal lengths.") from error
 

@@ -48,17 +48,15 @@ def describe(run: str, target: str, checkpoint: str) -> dict[str, Any]:
         }
     fix = f"make it with python scripts/export.py run={opened.path} target={target}, or take target={MODULE}"
     require(there, f"target={target}: {opened.path} has no such export: {fix}.")
-    found = read_manifest(folder)
-    kind = export.get(str(found["target"]))
-    missing = kind.available()
-    require(missing is None, str(missing))
+    manifest = read_manifest(folder)
+    kind = export.get(str(manifest["target"]))
     require(kind.computes, f"target={target} holds weights alone, which compute nothing: choose another target.")
-    check_origin(folder, found)
-    same = checkpoint in ("best", found["checkpoint"])  # best is the default
-    message = f"checkpoint={checkpoint}: target={target} was exported from {found['checkpoint']}.ckpt"
+    check_origin(folder, manifest)
+    same = checkpoint in ("best", manifest["checkpoint"])  # best is the default
+    message = f"checkpoint={checkpoint}: target={target} was exported from {manifest['checkpoint']}.ckpt"
     require(same, f"{message}: leave it out, or export the other.")
-    check_current(opened, target, found)
-    return found
+    check_current(opened, target, manifest)
+    return manifest
 
 
 def load(run: str, target: str, checkpoint: str, threads: int, device: str | None = None) -> Callable[[Array], Array]:
@@ -78,9 +76,9 @@ def load(run: str, target: str, checkpoint: str, threads: int, device: str | Non
         require(device is None, "trainer.accelerator=gpu serves nets of images and tokens: leave it cpu.")
         opened = open_core(run, checkpoint=checkpoint)
         return packed_net(on_arrays(opened.net), opened.facts)
-    place = None if device is None else torch.device(device)
-    net = open_export_model(run, checkpoint=checkpoint).net.to(place)
-    return on_arrays(lambda x: net(x).float(), device=place)
+    torch_device = None if device is None else torch.device(device)
+    net = open_export_model(run, checkpoint=checkpoint).net.to(torch_device)
+    return on_arrays(lambda x: net(x).float(), device=torch_device)
 
 
 def example(facts: dict[str, Any], run: str | Path) -> Array:
@@ -93,11 +91,11 @@ def example(facts: dict[str, Any], run: str | Path) -> Array:
         call = Call.load(Path(run, EXAMPLE))
         tensors = (call[:1] if batched else call).tensors()
         return pack([tensors[entry["place"]].numpy() for entry in facts["inputs"]], facts["inputs"], batched)
-    given = facts["input"]
-    sides = {"height": 32, "width": 32, "time": min(int(given.get("longest") or 8), 8)}
+    spec = facts["input"]
+    sides = {"height": 32, "width": 32, "time": min(int(spec.get("longest") or 8), 8)}
     if facts["preprocess"] is not None:
         sides["height"], sides["width"] = facts["preprocess"]["size"]
-    shape = [1, *(side if isinstance(side, int) else sides[side] for side in given["shape"][1:])]
+    shape = [1, *(side if isinstance(side, int) else sides[side] for side in spec["shape"][1:])]
     return np.zeros(shape, np.uint8 if facts["preprocess"] is not None else np.int64)
 
 
@@ -105,7 +103,7 @@ def as_arrays(named: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Array]
     """Return the arrays of a core's inputs in their order, checked against the manifest's `inputs`."""
     wanted = {entry["name"]: entry for entry in facts["inputs"]}
     require(set(named) == set(wanted), f"the inputs are {', '.join(wanted)}, not {', '.join(map(str, named))}.")
-    found, sizes = [], dict[str, int]()
+    arrays, sizes = [], dict[str, int]()
     for name, entry in wanted.items():
         array, shape = np.asarray(named[name]), entry["shape"]
         same = len(array.shape) == len(shape) and all(
@@ -116,8 +114,8 @@ def as_arrays(named: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Array]
         dtype = np.dtype(entry["dtype"])
         fits = array.dtype == dtype or np.can_cast(array.dtype, dtype, "same_kind")
         require(fits, f"{name} is of {array.dtype}, and the net takes {dtype}.")
-        found.append(np.ascontiguousarray(array, dtype))
-    return found
+        arrays.append(np.ascontiguousarray(array, dtype))
+    return arrays
 
 
 def is_batched(facts: Mapping[str, Any]) -> bool:
@@ -129,10 +127,10 @@ def pack(arrays: Sequence[Array], entries: Sequence[Mapping[str, Any]], batched:
     """Return arrays in the order of the manifest's entries as a structured array with a row for each sample."""
     rows = [array if batched else array[None] for array in arrays]
     fields = [(entry["name"], row.dtype, row.shape[1:]) for entry, row in zip(entries, rows, strict=True)]
-    found = np.empty(len(rows[0]), dtype=np.dtype(fields))
+    packed = np.empty(len(rows[0]), dtype=np.dtype(fields))
     for entry, row in zip(entries, rows, strict=True):
-        found[entry["name"]] = row
-    return found
+        packed[entry["name"]] = row
+    return packed
 
 
 def unpack(packed: Array, batched: bool) -> dict[str, Array]:
@@ -160,9 +158,9 @@ def decode_named(body: bytes, content_type: str, facts: Mapping[str, Any], limit
     if kind == JSON:
         sizes, entries = {BATCH: limits.samples}, facts["inputs"]
         shapes = ([s if isinstance(s, int) else sizes.get(s, limits.tokens) for s in e["shape"]] for e in entries)
-        found = parsed(body, sum(map(math.prod, shapes)))
+        content = parsed(body, sum(map(math.prod, shapes)))
         try:
-            named = {name: np.array(value) for name, value in dict(found).items()}
+            named = {name: np.array(value) for name, value in dict(content).items()}
         except (ValueError, TypeError) as error:
             raise BadRequest(400, "The body can't be read as JSON of full arrays by name.") from error
     else:
@@ -177,7 +175,7 @@ def decode_named(body: bytes, content_type: str, facts: Mapping[str, Any], limit
 
 
 def _from_npz(body: bytes, limits: Limits) -> dict[str, Any]:
-    found, left = {}, limits.body
+    arrays, left = {}, limits.body
     try:
         with zipfile.ZipFile(io.BytesIO(body)) as archive:
             for entry in archive.infolist():
@@ -186,12 +184,12 @@ def _from_npz(body: bytes, limits: Limits) -> dict[str, Any]:
                 left -= len(content)
                 if left < 0:
                     raise BadRequest(413, f"The arrays have more than {limits.body} bytes: send less at a time.")
-                found[entry.filename.removesuffix(".npy")] = read_npy(content)
+                arrays[entry.filename.removesuffix(".npy")] = read_npy(content)
     except BadRequest:
         raise
     except Exception as error:  # zipfile and zlib raise many types for a damaged archive
         raise BadRequest(400, "The body can't be read as .npz: send what numpy.savez writes.") from error
-    return found
+    return arrays
 
 
 def is_finite(packed: Array) -> bool:

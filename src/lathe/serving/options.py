@@ -64,10 +64,10 @@ def read(request: Mapping[str, Any], run: str) -> Options:
     require(gpus > 0 or not on_gpus, "trainer.accelerator=gpu: no GPU is visible here: leave it cpu.")
     workers = max(1, gpus) if request["workers"] == "auto" else int(request["workers"])
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    found = {option.name: request[option.name] for option in fields(Options) if option.name in request}
+    values = {option.name: request[option.name] for option in fields(Options) if option.name in request}
     limits = {option.name: request[f"max_{option.name}"] for option in fields(Limits) if option.name != "body"}
     return Options(
-        **found
+        **values
         | {
             "run": run,
             "target": request["export"],

@@ -86,17 +86,17 @@ def ship(cfg: dict[str, Any]) -> dict[str, Any]:
 
 def targets_of(group: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the targets of a resolved `target` group, with their options."""
-    found = {name: dict(node) for name, node in group.items() if name not in SHARED and node is not None}
-    require(bool(found), f"target is empty: choose one of {', '.join(export.TARGETS)}.")
-    return found
+    targets = {name: dict(node) for name, node in group.items() if name not in SHARED and node is not None}
+    require(bool(targets), f"target is empty: choose one of {', '.join(export.TARGETS)}.")
+    return targets
 
 
 def export_to(name: str, options: Mapping[str, Any], run: Path, request: Mapping[str, Any]) -> dict[str, Any]:
     """Load a run, write one target's file, compare it, publish the folder, and return the parity report."""
     began, shared, path = time.monotonic(), request["target"], run / "exports" / name
-    given = {key: shared[key] for key in ("preprocess", "input_size", "axes")}
-    given |= {"checkpoint": request["checkpoint"], "eval_batch_size": request["batch_size"]}
-    ready = ready_for(name, options, run, data_folder=request["data"]["folder"], **given)
+    settings = {key: shared[key] for key in ("preprocess", "input_size", "axes")}
+    settings |= {"checkpoint": request["checkpoint"], "eval_batch_size": request["batch_size"]}
+    ready = ready_for(name, options, run, data_folder=request["data"]["folder"], **settings)
     target = get_target(name, options)
     with torch.random.fork_rng(devices=[]), torch.no_grad(), fresh_folder(path) as folder:
         facts = make(ready, name, options, folder)
@@ -190,23 +190,9 @@ def compared(
     If the run's data can't be opened, a warning says that only noise is compared, and `held_out` and `figures` are
     None. Raises UserError if the file is outside its tolerance.
     """
-    split, held, lacking = shared["split"], Held([], []), "no batch has the sizes of the example"
+    split, held_data = _open_held_out(ready, name, shared["split"], shared["samples"])
     odd = ready.odd_inputs() if isinstance(ready, CoreModel) else odd_inputs(ready)
-    try:
-        data = ready.data
-    except UserError as error:
-        lacking = str(error)
-    else:
-        if isinstance(ready, CoreModel):
-            # a LightningModule's own steps evaluate val where it or the data have no test
-            own = is_overridden("test_step", ready.task.driven)
-            split = split if own and is_overridden("test_dataloader", data, LightningDataModule) else "val"
-            held = Held([], ready.held_out(split, shared["samples"]))
-        else:
-            held = held_out(ready, split, shared["samples"])
-    if not held.inputs:
-        rank_zero_warn(f"target={name}: the file is compared with the module on noise alone, without data: {lacking}")
-    inputs, n = [*held.inputs, *odd], len(held.inputs)
+    inputs, n = [*held_data.inputs, *odd], len(held_data.inputs)
     job = {"folder": str(folder.absolute()), "run": str(run.absolute()), "threads": torch.get_num_threads()}
     kind = "values" if isinstance(ready, CoreModel) else ready.task.predicts
     try:
@@ -221,7 +207,7 @@ def compared(
     report: dict[str, Any] = {
         "target": name,
         "split": split,
-        "samples": held.n,
+        "samples": held_data.n,
         "arithmetic": arithmetic,
         "tolerance": largest if shared["tolerance"] is None else shared["tolerance"],
         "least_agreement": least if shared["agreement"] is None else shared["agreement"],
@@ -238,11 +224,11 @@ def compared(
 
         def scored(calls: Calls) -> dict[str, float]:
             following = iter(calls)
-            return score(ready.task, lambda x: next(following)[0], held.batches)
+            return score(ready.task, lambda x: next(following)[0], held_data.batches)
 
         module = scored(references[:n])
         same = ready.inner is ready.trained and ready.other_size is None
-        trained = module if same else score(ready.task, ready.trained, held.batches)
+        trained = module if same else score(ready.task, ready.trained, held_data.batches)
         metrics = {"trained": trained, "module": module, "file": scored(outputs[:n])}
     return report | metric_drop(ready, metrics, shared["max_drop"], name)
 
@@ -259,6 +245,26 @@ class Held:
         return sum(next((len(tensor) for tensor in as_list(x) if tensor.dim()), 1) for x in self.inputs)
 
 
+def _open_held_out(ready: ExportModel, name: str, split: str, samples: int | None) -> tuple[str, Held]:
+    """Return the split to compare on, and its samples; warn if there are none."""
+    held_data, reason = Held([], []), "no batch has the sizes of the example"
+    try:
+        data = ready.data
+    except UserError as error:
+        reason = str(error)
+    else:
+        if isinstance(ready, CoreModel):
+            # a LightningModule's own steps evaluate val where it or the data have no test
+            own = is_overridden("test_step", ready.task.driven)
+            split = split if own and is_overridden("test_dataloader", data, LightningDataModule) else "val"
+            held_data = Held([], ready.held_out(split, samples))
+        else:
+            held_data = held_out(ready, split, samples)
+    if not held_data.inputs:
+        rank_zero_warn(f"target={name}: the file is compared with the module on noise alone, without data: {reason}")
+    return split, held_data
+
+
 def held_out(ready: ExportModel, split: str, samples: int | None) -> Held:
     """Return the first `samples` of a split, or as many as `LOGITS` and `INPUTS` allow.
 
@@ -268,7 +274,7 @@ def held_out(ready: ExportModel, split: str, samples: int | None) -> Held:
     def rows(batch: tuple[Any, ...], index: Any) -> tuple[Any, ...]:
         return tuple(item[index] if torch.is_tensor(item) and item.dim() > 0 else item for item in batch)
 
-    held, logits, inputs = Held([], []), 0, 0
+    held_data, logits, inputs = Held([], []), 0, 0
     left = sys.maxsize if samples is None else samples
     for batch in map(tuple, ready.data.eval_loader(split)):
         targets: Any = batch[1] if len(batch) > 1 else None
@@ -286,12 +292,12 @@ def held_out(ready: ExportModel, split: str, samples: int | None) -> Held:
                 require(fits, f"target.preprocess=true: {message}. Set target.preprocess=false.")
                 if ready.other_size is not None:
                     x = inside(x, ready.other_size)
-            held.batches.append(part)
-            held.inputs.append(x)
+            held_data.batches.append(part)
+            held_data.inputs.append(x)
             left, logits, inputs = left - len(x), logits + ready.logits_of(x), inputs + x.nbytes
             if left == 0 or logits > LOGITS or inputs > INPUTS:
-                return held
-    return held
+                return held_data
+    return held_data
 
 
 def inside(x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -311,24 +317,24 @@ def most_of(ready: ExportModel) -> int:
 def odd_inputs(ready: ExportModel) -> list[Tensor]:
     """Return noise and extreme values in batch sizes that were not traced, and in other lengths or sizes."""
     draw = torch.Generator().manual_seed(0)
-    shape, given = ready.example.shape[1:], ready.facts["input"]
-    found = []
+    shape, spec = ready.example.shape[1:], ready.facts["input"]
+    inputs = []
     for number, batch in enumerate(size for size in BATCHES if size <= max(2, most_of(ready))):
         if ready.example.dtype == torch.uint8:
             sides = list(shape[1:])
             if ready.takes_any_size:
                 sides = torch.randint(1, 4 * max(sides) + 1, (2,), generator=draw).tolist() if number else [1, 1]
-            found.append(torch.randint(0, 256, (batch, shape[0], *sides), generator=draw, dtype=torch.uint8))
+            inputs.append(torch.randint(0, 256, (batch, shape[0], *sides), generator=draw, dtype=torch.uint8))
             if number < 2:
-                found.append(torch.full((batch, *shape), 255 * number, dtype=torch.uint8))
+                inputs.append(torch.full((batch, *shape), 255 * number, dtype=torch.uint8))
         elif ready.example.is_floating_point():
-            found.append(torch.randn(batch, *shape, generator=draw))
+            inputs.append(torch.randn(batch, *shape, generator=draw))
         else:
             time = shape[0]
-            if given["shape"][1] == "time":
+            if spec["shape"][1] == "time":
                 time = int(torch.randint(1, time + 1, (), generator=draw)) if number else 1
-            found.append(torch.randint(0, given["vocab_size"], (batch, time), generator=draw))
-    return found
+            inputs.append(torch.randint(0, spec["vocab_size"], (batch, time), generator=draw))
+    return inputs
 
 
 @torch.no_grad()
@@ -338,15 +344,15 @@ def reference_outputs(ready: ExportModel, inputs: Sequence[Any]) -> list[list[Te
     def call(x: Any) -> list[Tensor]:  # a core may write into its input
         return [_wide(output) for output in as_list(ready.net(*(tensor.clone() for tensor in as_list(x))))]
 
-    found = [call(x) for x in inputs]
-    for x, outputs in zip(inputs, found, strict=True):
+    results = [call(x) for x in inputs]
+    for x, outputs in zip(inputs, results, strict=True):
         shape = list(as_list(x)[0].shape)
         finite = all(bool(output.isfinite().all()) for output in outputs)
         require(finite, f"the run's own net answers an input of shape {shape} with nan or inf")
-    again = call(inputs[0]) if isinstance(ready, CoreModel) else found[0]
-    same = all(torch.equal(*pair) for pair in zip(found[0], again, strict=True))
+    again = call(inputs[0]) if isinstance(ready, CoreModel) else results[0]
+    same = all(torch.equal(*pair) for pair in zip(results[0], again, strict=True))
     require(same, f"model.core: {type(ready.inner).__name__} draws random numbers: name a submodule that does not")
-    return found
+    return results
 
 
 def _wide(output: Tensor) -> Tensor:
@@ -360,16 +366,16 @@ def probe_outputs(job: Mapping[str, Any], inputs: Sequence[Any]) -> list[list[Te
         for number, x in enumerate(inputs):
             np.savez(folder / f"in_{number}.npz", *(tensor.numpy() for tensor in as_list(x)))
         _run([sys.executable, "-m", "lathe.verbs.export_probe", str(folder)])
-        found = []
+        results = []
         for number in range(len(inputs)):
             with np.load(folder / f"out_{number}.npz") as file:
-                found.append([_wide(torch.from_numpy(array)) for array in file.values()])
-        return found
+                results.append([_wide(torch.from_numpy(array)) for array in file.values()])
+        return results
 
 
-def _run(words: list[str]) -> None:
+def _run(command: list[str]) -> None:
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS)  # our own module  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)  # our own module  # noqa: S603
     except subprocess.TimeoutExpired as error:
         raise UserError(f"a fresh process did not answer within {SECONDS} seconds") from error
     lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
@@ -383,7 +389,7 @@ def compare(outputs: Calls, references: Calls, predicts: str) -> dict[str, Any]:
     predictions among `n`, None for values; of integers and booleans, the share of equal ones. Of several outputs the
     worst counts. Raises UserError if an output has another shape.
     """
-    found, shares = [], []
+    differences, shares = [], []
     for mine, other in zip(zip(*outputs, strict=True), zip(*references, strict=True), strict=True):
         for own, wanted in zip(mine, other, strict=True):
             shapes = list(own.shape), list(wanted.shape)
@@ -399,8 +405,9 @@ def compare(outputs: Calls, references: Calls, predicts: str) -> dict[str, Any]:
             equal = torch.cat([(own == wanted).flatten() for own, wanted in zip(mine, other, strict=True)])
             largest, scale, n = 0.0, 1.0, len(equal)
             shares.append(float(equal.double().mean()))
-        found.append({"largest": largest, "scale": scale, "relative": largest / scale if scale else largest, "n": n})
-    worst = max(found, key=lambda each: math.inf if math.isnan(each["relative"]) else each["relative"])
+        relative = largest / scale if scale else largest
+        differences.append({"largest": largest, "scale": scale, "relative": relative, "n": n})
+    worst = max(differences, key=lambda each: math.inf if math.isnan(each["relative"]) else each["relative"])
     return {**worst, "agreement": min((share for share in shares if share is not None), default=None)}
 
 
@@ -487,20 +494,20 @@ def metric_drop(
     def finite(value: float) -> float | None:  # JSON has no others
         return value if math.isfinite(value) else None
 
-    figures = {which: {key: finite(value) for key, value in found.items()} for which, found in metrics.items()}
+    figures = {which: {key: finite(value) for key, value in values.items()} for which, values in metrics.items()}
     if metric not in metrics["file"]:
         print(f"target={name}: no metric was compared, since callbacks.checkpoint.monitor names none of this split.")
         return {"figures": figures, "metric": None, "drop": None, "max_drop": None}
     if metric == "loss" and "perplexity" in ready.task.computed:
         metric = "perplexity"  # a loss may be nearly 0, which makes a relative drop meaningless
-    own, found = metrics["trained"][metric], metrics["file"][metric]
-    worse = found - own if metric in minimised else own - found
+    own, exported = metrics["trained"][metric], metrics["file"][metric]
+    worse = exported - own if metric in minimised else own - exported
     drop = worse / abs(own) if own else worse
     most = None if ready.other_size is not None else most
     fix = "train with compression=qat, or raise it" if ready.facts["calibrated"] else "raise it"
     require(
         most is None or drop <= most,
-        f"target={name}: {metric} on held-out data is {found:.4f} and that of the run's own net {own:.4f}, worse by "
+        f"target={name}: {metric} on held-out data is {exported:.4f} and that of the run's own net {own:.4f}, worse by "
         f"{drop:.2g} of it, above target.max_drop={most}, so nothing was exported: choose another target, {fix}.",
     )
     return {"figures": figures, "metric": metric, "drop": finite(drop), "max_drop": most}

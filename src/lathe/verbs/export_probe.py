@@ -1,4 +1,4 @@
-"""Run an export in a process of its own: `python -m lathe.verbs.export_probe <job folder>`.
+"""Run an export in a separate process: `python -m lathe.verbs.export_probe <job folder>`.
 
 The folder holds job.json, `{"folder": <of the export>, "run": <run directory>, "threads": <number or null>}`, and
 in_0.npz, in_1.npz, ... with the arrays of each call in order; out_0.npz, ... are written next to them. Only a file of
@@ -39,8 +39,8 @@ def main(job: Path) -> None:
             net = FlatCore(net, call.args, call.kwargs)
         run = on_arrays(net)
     for number in range(len(list(job.glob("in_*.npz")))):
-        with np.load(job / f"in_{number}.npz") as given:
-            np.savez(job / f"out_{number}.npz", *as_list(run(*given.values())))
+        with np.load(job / f"in_{number}.npz") as arrays:
+            np.savez(job / f"out_{number}.npz", *as_list(run(*arrays.values())))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.exports import made, request
+from support.exports import GPT, made, request
 
 from lathe import trust
 from lathe.errors import UserError
@@ -55,16 +55,9 @@ def normalised(folder: Path, mean: list[float], std: list[float], gamma: float =
     """A run on `own_datasets.normalised`."""
     trust.allow({"trusted": ["support"]})
     node = f"{{_target_: support.own_datasets.normalised, mean: {mean}, std: {std}, gamma: {gamma}}}"
-    facts = [
-        f"data.channels={len(mean)}",
-        "data.image_size=16",
-        "data.num_classes=2",
-        f"data.mean={mean}",
-        f"data.std={std}",
-    ]
-    return made(
-        folder, "data=dataset", f"data.train={node}", *facts, "model=mlp", "trainer.max_epochs=1", "data.batch_size=8"
-    )
+    facts = (f"data.channels={len(mean)}", "data.image_size=16", "data.num_classes=2", f"data.mean={mean}")
+    words = ("model=mlp", "trainer.max_epochs=1", "data.batch_size=8", "data=dataset", f"data.train={node}")
+    return made(folder, *words, *facts, f"data.std={std}")
 
 
 def test_odd_inputs(mlp: RunDir) -> None:
@@ -104,17 +97,12 @@ def test_a_process_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None
         parity._run([sys.executable, "-c", "import time; time.sleep(60)"])
 
 
-@pytest.mark.parametrize(
-    ("bits", "largest"),
-    [(8, 0.1), (6, 0.1 * 255 / 63), (4, 0.5)],
-)
-def test_a_step_of_fewer_bits_is_larger(
-    monkeypatch: pytest.MonkeyPatch, mlp: RunDir, bits: int, largest: float
-) -> None:
+def test_a_step_of_fewer_bits_is_larger(monkeypatch: pytest.MonkeyPatch, mlp: RunDir) -> None:
     ready = open_export_model(mlp.path, integers=True)
     assert ready.activation_bits == 8
-    monkeypatch.setattr(type(ready), "activation_bits", bits)
-    assert parity.tolerances(ready, "int8") == (pytest.approx(largest), 0.97)
+    for bits, largest in ((8, 0.1), (6, 0.1 * 255 / 63), (4, 0.5)):
+        monkeypatch.setattr(type(ready), "activation_bits", bits)
+        assert parity.tolerances(ready, "int8") == (pytest.approx(largest), 0.97)
 
 
 def test_the_figure_that_is_judged(mlp: RunDir) -> None:
@@ -141,17 +129,7 @@ def test_the_figure_that_is_judged(mlp: RunDir) -> None:
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     """A small net of token ids."""
-    return made(
-        tmp_path_factory.mktemp("logs"),
-        "data=synthetic_tokens",
-        "model=gpt_nano",
-        "trainer.max_epochs=1",
-        "model.net.depth=1",
-        "model.net.width=32",
-        "data.source.train_size=128",
-        "data.source.val_size=32",
-        "data.source.test_size=32",
-    )
+    return made(tmp_path_factory.mktemp("logs"), *GPT)
 
 
 @pytest.mark.usefixtures("stub")
@@ -159,12 +137,8 @@ def test_tokens_have_other_times(words: RunDir, tmp_path: Path) -> None:
     shutil.copytree(words.path, tmp_path / "run")
     ready = open_export_model(words.path)
     facts = ready.facts["input"]
-    assert (facts["dtype"], facts["shape"], facts["longest"], facts["vocab_size"]) == (
-        "int64",
-        ["batch", "time"],
-        32,
-        32,
-    )
+    assert (facts["dtype"], facts["shape"]) == ("int64", ["batch", "time"])
+    assert (facts["longest"], facts["vocab_size"]) == (32, 32)
     assert ready.facts["output"]["shape"] == ["batch", "time", 32]
     odd = parity.odd_inputs(ready)
     assert odd[0].shape == (1, 1)
@@ -175,24 +149,10 @@ def test_tokens_have_other_times(words: RunDir, tmp_path: Path) -> None:
     assert report["figures"]["file"]["perplexity"] == pytest.approx(words.result["test/perplexity"], rel=1e-4)
 
 
-DOCUMENTS = (
-    "data=documents",
-    "model=gpt_nano",
-    "trainer.max_epochs=1",
-    "model.net.depth=1",
-    "model.net.width=32",
-    "data.length=32",
-    "data.source.longest=31",
-    "data.source.train_size=128",
-    "data.source.val_size=32",
-    "data.source.test_size=32",
-    "data.max_tokens=512",
-)
-
-
 @pytest.mark.slow
 def test_documents_of_different_lengths(tmp_path: Path) -> None:
-    run = made(tmp_path, *DOCUMENTS)
+    documents = ("data=documents", "data.length=32", "data.source.longest=31", "data.max_tokens=512")
+    run = made(tmp_path, *GPT, *documents)
     for report in ship(request(run, "target=[onnx,onnx_int8]")).values():
         assert report["samples"] == 32
         assert report["figures"]["trained"]["loss"] == pytest.approx(run.result["test/loss"], rel=1e-5)

@@ -62,16 +62,16 @@ class AotInductor(Target):
 
     def available(self) -> str | None:
         """Return None, or the message that says what is missing to compile. Loading needs only torch."""
-        key, place = f"target.aot_inductor.device={self.device}", DEVICES[self.device]
+        key, device = f"target.aot_inductor.device={self.device}", DEVICES[self.device]
         if self.integers and self.device != "cpu":
             return f"target.aot_inductor.{FLOATS.format(self.device)}"
-        if is_missing(place):
+        if is_missing(device):
             return f"{key}: torch finds no GPU here: export on the machine that runs the file, or leave device=cpu."
         if _compiler() is None:
             return "target=aot_inductor found no C++ compiler: install g++ or clang++, or set CXX."
         from torch.utils import cpp_extension
 
-        if place.type == "cuda" and cpp_extension.CUDA_HOME is None:
+        if device.type == "cuda" and cpp_extension.CUDA_HOME is None:
             return f"{key}: no CUDA toolkit was found: install that of torch's CUDA version, and set CUDA_HOME."
         return None
 
@@ -79,26 +79,27 @@ class AotInductor(Target):
         return {} if self.device == "cpu" else {"compiled_for": describe_device(DEVICES[self.device])}
 
     def export(self, net: nn.Module, example: Any, path: str | Path) -> None:
-        given, place = stand_in(net, example), DEVICES[self.device]
+        inputs, device = stand_in(net, example), DEVICES[self.device]
         quantized = bool(quantized_layers(net))
         if quantized and self.device != "cpu":
             raise ArgumentError(FLOATS.format(self.device))
-        found, exact = _integer_net(net, given) if quantized else (copied(net), False)
+        module, exact = _integer_net(net, inputs) if quantized else (copied(net), False)
         with whole(path) as temporary, scratch() as folder, torch.no_grad(), quiet():
             from torch._inductor.package import package_aoti
 
-            there, axes = tuple(tensor.to(place) for tensor in given), dynamic_axes(net, given)
+            there, axes = tuple(tensor.to(device) for tensor in inputs), dynamic_axes(net, inputs)
             if not isinstance(net, FlatCore):
-                if place.type == "cuda":  # some kernels bound the batch: pooling maps a sample to a row of its grid
+                if device.type == "cuda":  # some kernels bound the batch: pooling maps a sample to a row of its grid
                     axes[0][0] = torch.export.Dim("batch", min=1, max=GRID)
                 if axes[0].get(1) is torch.export.Dim.AUTO:  # a time from one, which torch's own bounds exclude
-                    axes[0][1] = torch.export.Dim("time", min=1, max=given[0].shape[1])
-            program = torch.export.export(found.to(place), there, dynamic_shapes=shapes_for(net, axes))
+                    axes[0][1] = torch.export.Dim("time", min=1, max=inputs[0].shape[1])
+            program = torch.export.export(module.to(device), there, dynamic_shapes=shapes_for(net, axes))
             metadata = _signature(program) | {EXACT: str(int(exact))}
             if self.device != "cpu":
-                device = describe_device(place)
-                metadata[DEVICE] = device["device"]
-                metadata |= {CAPABILITY: device["compute_capability"]} if "compute_capability" in device else {}
+                description = describe_device(device)
+                metadata[DEVICE] = description["device"]
+                if "compute_capability" in description:
+                    metadata[CAPABILITY] = description["compute_capability"]
             files = _compiled(program, there, folder, metadata)
             for file in folder.glob("*.so"):
                 _blank(file, Path(torch.__file__).parent, b"torch")
@@ -119,15 +120,15 @@ class AotInductor(Target):
         from torch._inductor import aoti_load_package
 
         path = readable(path)
-        place = placed(path, read_metadata(path), device)
-        index = -1 if place is None or place.index is None else place.index  # -1: torch's current device
+        gpu = placed(path, read_metadata(path), device)
+        index = -1 if gpu is None or gpu.index is None else gpu.index  # -1: torch's current device
         try:
             package = aoti_load_package(str(path), device_index=index)
         except Exception as error:  # a torn archive, code for another machine, or no place for temporary files
             message = f"{path} can't be loaded as a compiled package ({first_line(error)}): export it again, here."
             raise UserError(message) from error
         check = _input_check(path, package.get_metadata())
-        run = on_arrays(package, threads, place)
+        run = on_arrays(package, threads, gpu)
 
         def forward(*arrays: Array) -> Any:
             check(*arrays)
@@ -155,14 +156,14 @@ def sums_are_exact() -> bool:
     x, weight = torch.full((1, inputs), 255, dtype=torch.uint8), torch.full((outputs, inputs), 127, dtype=torch.int8)
     scales, zeros = torch.ones(outputs), torch.zeros(outputs, dtype=torch.int64)
     packed = ops.qlinear_prepack(weight, [1, inputs])
-    found: Tensor = ops.qlinear_pointwise(x, 1.0, 0, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
-    return bool((found == 255 * 127 * inputs).all())
+    sums: Tensor = ops.qlinear_pointwise(x, 1.0, 0, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+    return bool((sums == 255 * 127 * inputs).all())
 
 
-def _integer_net(net: nn.Module, given: tuple[Tensor, ...]) -> tuple[nn.Module, bool]:
+def _integer_net(net: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[nn.Module, bool]:
     """Return the net with integer layers, and whether its outputs need exact sums of integers."""
-    found, exact = deployable(net, given, Inductor()), sums_are_exact()
-    layers = [layer for layer in found.modules() if getattr(layer, "source", None) is not None]
+    integer_net, exact = deployable(net, inputs, Inductor()), sums_are_exact()
+    layers = [layer for layer in integer_net.modules() if getattr(layer, "source", None) is not None]
     floats = []
     for layer in layers:
         top = layer.source.top if isinstance(layer.source, Affine) else 255
@@ -176,11 +177,11 @@ def _integer_net(net: nn.Module, given: tuple[Tensor, ...]) -> tuple[nn.Module, 
             len(floats),
             len(layers),
         )
-    return found, len(floats) < len(layers) and exact
+    return integer_net, len(floats) < len(layers) and exact
 
 
 def _compiled(
-    program: torch.export.ExportedProgram, given: tuple[Tensor, ...], folder: Path, metadata: Mapping[str, str]
+    program: torch.export.ExportedProgram, inputs: tuple[Tensor, ...], folder: Path, metadata: Mapping[str, str]
 ) -> list[Any]:
     """Return the files of a package in `folder`."""
     from torch._inductor import aot_compile, config
@@ -191,7 +192,7 @@ def _compiled(
         "freezing": True,
         "cpp.dynamic_threads": True,
         "cpp.cxx": (None, _compiler()),
-        **({"post_grad_custom_pre_pass": PackConvolutions()} if given[0].device.type == "cpu" else {}),
+        **({"post_grad_custom_pre_pass": PackConvolutions()} if inputs[0].device.type == "cpu" else {}),
         "aot_inductor.package": True,
         "aot_inductor.output_path": str(folder),
         "aot_inductor.metadata": dict(metadata),
@@ -199,8 +200,8 @@ def _compiled(
     if hasattr(config.aot_inductor, "enable_line_tables"):  # newer torch puts paths of sources into the machine code
         settings["aot_inductor.enable_line_tables"] = False
     # parts of inductor read freezing from the config, not from the options
-    with config.patch(settings), full_float32() if given[0].device.type == "cuda" else nullcontext():
-        files = aot_compile(program.module(), given, options=settings)
+    with config.patch(settings), full_float32() if inputs[0].device.type == "cuda" else nullcontext():
+        files = aot_compile(program.module(), inputs, options=settings)
     assert isinstance(files, list)
     return files
 
@@ -209,13 +210,13 @@ def _blank(file: Path, folder: Path, name: bytes) -> None:
     """Replace the folder, which messages of torch's headers contain, by `name`, padded to the same length."""
     path = os.fsencode(folder)
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as code:
-        while (place := code.find(path)) >= 0:
-            code[place : place + len(path)] = name.ljust(len(path), b"/")
+        while (start := code.find(path)) >= 0:
+            code[start : start + len(path)] = name.ljust(len(path), b"/")
 
 
 def _signature(program: torch.export.ExportedProgram) -> dict[str, str]:
     """Return the program's inputs as metadata of a package."""
-    words: dict[str, list[str]] = {DTYPE: [], SMALLEST: [], LARGEST: [], VALUES: []}
+    entries: dict[str, list[str]] = {DTYPE: [], SMALLEST: [], LARGEST: [], VALUES: []}
     for name in program.graph_signature.user_inputs:
         entry = next(node for node in program.graph.nodes if node.name == name)
         value, smallest, largest = entry.meta["val"], [], []
@@ -224,11 +225,11 @@ def _signature(program: torch.export.ExportedProgram) -> dict[str, str]:
             smallest.append(side if bounds is None else int(bounds.lower))
             largest.append(side if bounds is None else ANY if bounds.upper >= 2**31 else int(bounds.upper))
         tables = [node.args[0].meta["val"] for node in entry.users if node.target == torch.ops.aten.embedding.default]
-        words[DTYPE].append(str(value.dtype).rpartition(".")[2])
-        words[SMALLEST].append(" ".join(map(str, smallest)))
-        words[LARGEST].append(" ".join(map(str, largest)))
-        words[VALUES].append(str(min(map(len, tables), default=ANY)))
-    return {key: SEVERAL.join(found) for key, found in words.items()}
+        entries[DTYPE].append(str(value.dtype).rpartition(".")[2])
+        entries[SMALLEST].append(" ".join(map(str, smallest)))
+        entries[LARGEST].append(" ".join(map(str, largest)))
+        entries[VALUES].append(str(min(map(len, tables), default=ANY)))
+    return {key: SEVERAL.join(values) for key, values in entries.items()}
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -241,18 +242,18 @@ def read_metadata(path: Path) -> dict[str, str]:
         return {}
 
 
-def placed(path: Path, metadata: Mapping[str, str], asked: str | None) -> torch.device | None:
+def placed(path: Path, metadata: Mapping[str, str], requested: str | None) -> torch.device | None:
     """Return the GPU for a package's inputs, `asked` if given; None for a package for CPUs."""
     kind, option = metadata.get(DEVICE), "export the run again with target.aot_inductor.device="
     if kind is None:
-        require(asked is None, f"{path} was compiled for CPUs, not for {asked}: {option}cuda.")
+        require(requested is None, f"{path} was compiled for CPUs, not for {requested}: {option}cuda.")
         return None
-    device = torch.device(asked or kind)
+    device = torch.device(requested or kind)
     message = f"{path} was compiled for a GPU ({device}), and torch finds none here: open it there, or {option}cpu."
     require(not is_missing(device), message)
-    own, here = metadata.get(CAPABILITY), describe_device(device).get("compute_capability")
-    message = f"{path} was compiled for a GPU of compute capability {own}, and this one has {here}"
-    require(own == here, f"{message}: export the run again, here.")
+    own, current = metadata.get(CAPABILITY), describe_device(device).get("compute_capability")
+    message = f"{path} was compiled for a GPU of compute capability {own}, and this one has {current}"
+    require(own == current, f"{message}: export the run again, here.")
     return device
 
 

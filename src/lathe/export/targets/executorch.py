@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -60,22 +60,23 @@ class Executorch(Target):
 
     def export(self, net: nn.Module, example: Any, path: str | Path) -> None:
         check_bounds(net, "executorch")
-        given, quantized = stand_in(net, example, self.max_batch_size), bool(quantized_layers(net))
+        inputs, quantized = stand_in(net, example, self.max_batch_size), bool(quantized_layers(net))
         with whole(path) as temporary, torch.no_grad(), quiet():
             import_module("executorch.kernels.quantized")  # operators for roundings that XNNPACK does not take
-            program = _integer_program(net, given) if quantized else _traced(net, copied(net), given)
-            lowered, found = _lowered(program)
-            _check_layers(found, quantized)
-            made = lowered.to_executorch()
-            plan, key = made.executorch_program.execution_plan[0], f"target.executorch.max_batch_size={len(given[0])}"
-            for index, tensor in enumerate(given):  # ExecuTorch narrows bounds by its assumptions about the example
+            program = _integer_program(net, inputs) if quantized else _traced(net, copied(net), inputs)
+            lowered, counts = _lowered(program)
+            _check_layers(counts, quantized)
+            compiled = lowered.to_executorch()
+            plan = compiled.executorch_program.execution_plan[0]
+            key = f"target.executorch.max_batch_size={len(inputs[0])}"
+            for index, tensor in enumerate(inputs):  # ExecuTorch narrows bounds by its assumptions about the example
                 planned, wanted = list(plan.values[plan.inputs[index]].val.sizes), list(tensor.shape)
                 fix = f"ExecuTorch plans memory for {planned} instead of {wanted}: choose another one."
                 require(planned == wanted, f"{key}: {fix}")
             reserved = sum(plan.non_const_buffer_sizes)
             fix = f"reserves {reserved / 2**30:.1f} GiB whenever the file is loaded: choose a smaller one."
             require(reserved <= MOST_MEMORY, f"{key} {fix}")
-            temporary.write_bytes(made.buffer)
+            temporary.write_bytes(compiled.buffer)
 
     def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[..., Any]:
         """Load a program as a function; larger batches run in parts.
@@ -127,29 +128,24 @@ class Xnnpack(Dialect):
     def rounded(self, x: Tensor, affine: Affine) -> Tensor:
         if affine.top < 255:  # XNNPACK saturates at the ends of int8, whatever the arguments say
             x = x.clamp(-affine.scale * affine.zero_point, affine.scale * (affine.top - affine.zero_point))
-        arguments = (affine.scale, affine.zero_point - 128, -128, 127, torch.int8)
-        q = self.ops.quantize_per_tensor.default(x, *arguments)
-        out: Tensor = self.ops.dequantize_per_tensor.default(q, *arguments)
-        return out
+        return super().rounded(x, replace(affine, top=255))
 
     def dequantized(self, integers: Tensor, scale: Tensor) -> Tensor:
-        if integers.is_floating_point():
-            return integers
         out: Tensor = self.ops.dequantize_per_channel.default(integers, scale, self.zeros, 0, -127, 127, torch.int8)
         return out
 
 
-def _traced(net: nn.Module, found: nn.Module, given: tuple[Tensor, ...]) -> ExportedProgram:
-    for name, module in list(found.named_modules()):
+def _traced(net: nn.Module, traced: nn.Module, inputs: tuple[Tensor, ...]) -> ExportedProgram:
+    for name, module in list(traced.named_modules()):
         # dropout is a copy in ExecuTorch's graph, which separates a layer from the rounding of its result
         if isinstance(module, nn.Dropout):
-            found.set_submodule(name, nn.Identity().eval())
-    return torch.export.export(found, given, dynamic_shapes=shapes_for(net, bounded_axes(net, given)))
+            traced.set_submodule(name, nn.Identity().eval())
+    return torch.export.export(traced, inputs, dynamic_shapes=shapes_for(net, bounded_axes(net, inputs)))
 
 
-def _integer_program(net: nn.Module, given: tuple[Tensor, ...]) -> ExportedProgram:
-    found = deployable(net, stand_in(net, given if isinstance(net, FlatCore) else given[0]), Xnnpack())
-    layers: list[Any] = [layer for layer in found.modules() if hasattr(layer, "integers")]
+def _integer_program(net: nn.Module, inputs: tuple[Tensor, ...]) -> ExportedProgram:
+    integer_net = deployable(net, stand_in(net, inputs if isinstance(net, FlatCore) else inputs[0]), Xnnpack())
+    layers: list[Any] = [layer for layer in integer_net.modules() if hasattr(layer, "integers")]
     for layer in layers:
         if isinstance(layer, nn.Embedding):
             continue
@@ -159,15 +155,15 @@ def _integer_program(net: nn.Module, given: tuple[Tensor, ...]) -> ExportedProgr
             to_float(layer)
         else:
             layer.dialect = Xnnpack(torch.zeros(len(layer.scale), dtype=torch.int64))
-    program = _traced(net, found, given)
+    program = _traced(net, integer_net, inputs)
     _share_roundings(program)
     # convolutions without a kernel: one input channel each and a float result
     convolutions = [node for node in _integer_gemms(program) if _is(node, "conv2d.default") and not _rounded_next(node)]
     stacks = [node.meta["nn_module_stack"] for node in convolutions if node.args[1].meta["val"].shape[1] == 1]  # type: ignore[union-attr]
     if stacks:
         for stack in stacks:
-            to_float(found.get_submodule(list(stack.values())[-1][0]))
-        program = _traced(net, found, given)
+            to_float(integer_net.get_submodule(list(stack.values())[-1][0]))
+        program = _traced(net, integer_net, inputs)
         _share_roundings(program)
     _round_rows(program)
     return program
@@ -204,8 +200,9 @@ def _round_rows(program: ExportedProgram) -> None:
         if _rounded_next(node) or _is(read, "dequantize_per_tensor.tensor"):
             continue
         with graph.inserting_before(node):
-            found = call(ops.choose_qparams.tensor, read, -128, 127, torch.finfo(torch.float32).tiny, torch.int8)
-            arguments = (call(operator.getitem, found, 0), call(operator.getitem, found, 1), -128, 127, torch.int8)
+            parameters = call(ops.choose_qparams.tensor, read, -128, 127, torch.finfo(torch.float32).tiny, torch.int8)
+            scale, zero_point = (call(operator.getitem, parameters, index) for index in (0, 1))
+            arguments = (scale, zero_point, -128, 127, torch.int8)
             q = call(ops.quantize_per_tensor.tensor, read, *arguments)
             node.update_arg(0, call(ops.dequantize_per_tensor.tensor, q, *arguments))
     program.graph_module.recompile()
@@ -228,14 +225,14 @@ def _lowered(program: ExportedProgram) -> tuple[Any, Delegated]:
 
     lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
     module = lowered.exported_program().graph_module
-    found = Delegated(left=[node.name for node in module.graph.nodes if _name(node) in LOWERED_GEMMS])
+    counts = Delegated(left=[node.name for node in module.graph.nodes if _name(node) in LOWERED_GEMMS])
     for _, part, _ in get_lowered_submodules(module):
         for node in part.original_module.graph.nodes:
             if _name(node) in LOWERED_GEMMS:
                 integers = any("dequantize_per_channel" in _name(read) for read in node.all_input_nodes)
-                found.integers += integers
-                found.floats += not integers
-    return lowered, found
+                counts.integers += integers
+                counts.floats += not integers
+    return lowered, counts
 
 
 def _integer_gemms(program: ExportedProgram) -> list[fx.Node]:
@@ -262,14 +259,14 @@ def _name(node: fx.Node) -> str:
     return str(node.target if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", ""))
 
 
-def _check_layers(found: Delegated, quantized: bool) -> None:
+def _check_layers(counts: Delegated, quantized: bool) -> None:
     """Raise UserError if no layer would run as requested; warn of layers in slow portable kernels."""
     integers = "in integers: quantize activations too, or set target.executorch.integers=false"
     fix = integers if quantized else "at all: choose another target"
-    count = found.integers if quantized else found.integers + found.floats
+    count = counts.integers if quantized else counts.integers + counts.floats
     require(count > 0, f"XNNPACK would compute no layer of this net {fix}.")
-    if found.left:
-        names = ", ".join(found.left)
+    if counts.left:
+        names = ", ".join(counts.left)
         warnings.warn(f"ExecuTorch's slow portable kernels compute what XNNPACK does not take: {names}.", stacklevel=3)
 
 
@@ -306,9 +303,9 @@ class Program:
 
     def __call__(self, *arrays: Array) -> Any:
         with self.lock:
-            given = tuple(torch.from_numpy(np.require(x, requirements=["C", "W"])) for x in arrays)
-            found = [out.numpy() for out in self.ready().execute(given)]
-        return found[0] if len(found) == 1 else found
+            inputs = tuple(torch.from_numpy(np.require(x, requirements=["C", "W"])) for x in arrays)
+            outputs = [out.numpy() for out in self.ready().execute(inputs)]
+        return outputs[0] if len(outputs) == 1 else outputs
 
 
 @contextmanager

@@ -41,11 +41,11 @@ class Onnx(Target):
 
     def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[..., Any]:
         session = open_session(path, threads, device)
-        names = [given.name for given in session.get_inputs()]
+        names = [entry.name for entry in session.get_inputs()]
 
         def forward(*arrays: Array) -> Any:
-            found = session.run(None, dict(zip(names, arrays, strict=True)))
-            return found[0] if len(found) == 1 else found
+            outputs = session.run(None, dict(zip(names, arrays, strict=True)))
+            return outputs[0] if len(outputs) == 1 else outputs
 
         return forward
 
@@ -62,14 +62,14 @@ class OnnxInt8(Onnx):
     has_gpu, integers = False, True
 
     def export(self, net: nn.Module, example: Any, path: str | Path) -> None:
-        found = deployable(net, stand_in(net, example), OnnxDialect())
-        modules: list[Any] = list(found.modules())
+        integer_net = deployable(net, stand_in(net, example), OnnxDialect())
+        modules: list[Any] = list(integer_net.modules())
         blocked = any(module.scale.dim() == 2 for module in modules if hasattr(module, "integers"))
         rounds = any(
             isinstance(module, IntegerAdd) or getattr(module, "source", None) is not None for module in modules
         )
         properties = {} if rounds else {FLOAT_ARITHMETIC: "1"}
-        write(found, example, path, BLOCKED_OPSET if blocked else None, properties)
+        write(integer_net, example, path, BLOCKED_OPSET if blocked else None, properties)
 
 
 class OnnxDialect(Dialect):
@@ -77,14 +77,11 @@ class OnnxDialect(Dialect):
 
     integer_bias = True
 
-    def __init__(self) -> None:
-        pass
-
     def rounded(self, x: Tensor, affine: Affine) -> Tensor:
-        scale, zero = torch.tensor(affine.scale), torch.tensor(affine.zero_point, dtype=torch.uint8)
-        q = operator("QuantizeLinear", (x, scale, zero), torch.uint8, x.shape)
+        scale, zero = torch.tensor(affine.scale), torch.tensor(affine.zero_point + self.lowest, dtype=self.dtype)
+        q = operator("QuantizeLinear", (x, scale, zero), self.dtype, x.shape)
         if affine.top < 255:  # QuantizeLinear saturates at 255
-            q = operator("Min", (q, torch.tensor(affine.top, dtype=torch.uint8)), torch.uint8, x.shape)
+            q = operator("Min", (q, torch.tensor(affine.top + self.lowest, dtype=self.dtype)), self.dtype, x.shape)
         return operator("DequantizeLinear", (q, scale, zero), torch.float32, x.shape)
 
     def rounded_dynamically(self, x: Tensor) -> Tensor:
@@ -126,13 +123,13 @@ def write(
 
     A core keeps the names of its inputs and outputs.
     """
-    given, flat = stand_in(net, example), net if isinstance(net, FlatCore) else None
+    inputs, flat = stand_in(net, example), net if isinstance(net, FlatCore) else None
     with whole(path) as temporary, torch.no_grad(), quiet():
         program = torch.onnx.export(
             net,
-            given,
+            inputs,
             dynamo=True,
-            dynamic_shapes=shapes_for(net, dynamic_axes(net, given)),
+            dynamic_shapes=shapes_for(net, dynamic_axes(net, inputs)),
             input_names=["input"] if flat is None else flat.names,
             output_names=["output"] if flat is None else flat.output_names,
             opset_version=opset,
@@ -159,18 +156,18 @@ def _separate_zero_points(model: Any) -> None:
     """
     from onnx_ir import DataType, Value, tensor
 
-    taken = set()
+    used = set()
     for number, node in enumerate(model.graph.all_nodes()):
         shared = node.inputs[2] if node.op_type == "DequantizeLinear" and len(node.inputs) == 3 else None
         if shared is None or shared.const_value is None or shared.dtype != DataType.INT8:
             continue
-        if shared.name in taken:
+        if shared.name in used:
             name = f"{shared.name}.{number}"
             own = Value(name=name, type=shared.type, shape=shared.shape)
             own.const_value = tensor(shared.const_value.numpy(), name=name)
             model.graph.register_initializer(own)
             node.replace_input_with(2, own)
-        taken.add(shared.name)
+        used.add(shared.name)
 
 
 def open_session(path: str | Path, threads: int | None = None, device: str | None = None, **options: Any) -> Any:
@@ -193,16 +190,16 @@ def open_session(path: str | Path, threads: int | None = None, device: str | Non
     providers = providers_for(device, onnxruntime.get_available_providers())
 
     try:
-        found = onnxruntime.InferenceSession(str(path), settings, providers=providers)
-        if found.get_modelmeta().custom_metadata_map.get(FLOAT_ARITHMETIC):
+        session = onnxruntime.InferenceSession(str(path), settings, providers=providers)
+        if session.get_modelmeta().custom_metadata_map.get(FLOAT_ARITHMETIC):
             settings.add_session_config_entry("session.disable_quant_qdq", "1")
-            found = onnxruntime.InferenceSession(str(path), settings, providers=providers)
+            session = onnxruntime.InferenceSession(str(path), settings, providers=providers)
     except Exception as error:  # ONNX Runtime's exceptions have no common class
         raise UserError(f"{path} can't be read as ONNX ({first_line(error)}): export the run again.") from error
-    loaded = len(providers) == 1 or found.get_providers()[0] == CUDA  # else it would silently compute on the CPU
+    loaded = len(providers) == 1 or session.get_providers()[0] == CUDA  # else it would silently compute on the CPU
     fix = "install the onnxruntime-gpu of torch's CUDA version, or leave trainer.accelerator=cpu"
     require(loaded, f"{path}: onnxruntime could not load its CUDA provider: {fix}.")
-    return found
+    return session
 
 
 def providers_for(device: str | None, available: Sequence[str]) -> list[Any]:

@@ -48,15 +48,15 @@ class Safetensors(Target):
 
         content = content_of(net)
         tensors: dict[str, Tensor] = dict(content["state"])
-        kept: dict[str, Any] = {"version": VERSION, "structure": content["structure"], "integers": {}}
+        header: dict[str, Any] = {"version": VERSION, "structure": content["structure"], "integers": {}}
         for name, stored in content["integers"].items():
             assert name + SCALE not in tensors
             tensors |= {name: stored["data"], name + SCALE: stored["scale"]}
-            kept["integers"][name] = {"shape": stored["shape"], "bits": stored["bits"]}
-        kept["aliases"] = content["aliases"]
+            header["integers"][name] = {"shape": stored["shape"], "bits": stored["bits"]}
+        header["aliases"] = content["aliases"]
         with whole(path) as temporary:
             # serialize in memory first: the package's error for a full disk has no errno
-            temporary.write_bytes(safetensors.torch.save(tensors, {"format": "pt", KEY: json.dumps(kept)}))
+            temporary.write_bytes(safetensors.torch.save(tensors, {"format": "pt", KEY: json.dumps(header)}))
         if self.config is not None:
             content = {"library": KEY, "version": VERSION, "net": dict(self.config)}
             with whole(Path(path).with_name("config.json")) as temporary:
@@ -78,8 +78,8 @@ class Safetensors(Target):
         api, name = HfApi(), self.push_to_hub
         try:
             api.create_repo(name, private=True, exist_ok=True)
-            given: dict[str, Any] = {"repo_id": name, "folder_path": folder, "allow_patterns": UPLOADED}
-            api.upload_folder(**given, commit_message="Export of Lathe")
+            arguments: dict[str, Any] = {"repo_id": name, "folder_path": folder, "allow_patterns": UPLOADED}
+            api.upload_folder(**arguments, commit_message="Export of Lathe")
         except Exception as error:  # of the package, of its HTTP client and of the operating system
             message = f"{folder} was exported but not uploaded ({first_line(error)}): check `hf auth login`, then run"
             raise UserError(f"target.safetensors.push_to_hub={name}: {message}: hf upload {name} {folder}") from error
@@ -92,13 +92,13 @@ def restore(net: nn.Module, path: str | Path) -> nn.Module:
     path = readable(path)
     try:
         with safe_open(path, framework="pt") as file:
-            kept = json.loads(file.metadata()[KEY])
+            header = json.loads(file.metadata()[KEY])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is not a dict
-        assert kept["version"] == VERSION
-        content = {"structure": dict(kept["structure"]), "aliases": dict(kept["aliases"]), "state": tensors}
+        assert header["version"] == VERSION
+        content = {"structure": dict(header["structure"]), "aliases": dict(header["aliases"]), "state": tensors}
         content["integers"] = {
             name: {**entry, "data": tensors.pop(name), "scale": tensors.pop(name + SCALE)}
-            for name, entry in kept["integers"].items()
+            for name, entry in header["integers"].items()
         }
     except Exception as error:  # a torn file can raise anything
         raise UserError(f"{path} can't be read as weights of target=safetensors: export the run again.") from error
@@ -110,8 +110,8 @@ def model_card(folder: Path) -> str:
 
     def describe(entries: Any) -> str:
         several = entries if isinstance(entries, list) else [entries]
-        words = (f"{each['name']}, {each['dtype']} `[{', '.join(map(str, each['shape']))}]`" for each in several)
-        return "; ".join(words)
+        parts = (f"{each['name']}, {each['dtype']} `[{', '.join(map(str, each['shape']))}]`" for each in several)
+        return "; ".join(parts)
 
     names = ("manifest", "parity", "config")
     manifest, parity, config = (json.loads((folder / f"{name}.json").read_text()) for name in names)

@@ -24,7 +24,7 @@ from lathe.export import Array, Target, export_target, get
 from lathe.export.bundle import readable, whole
 from lathe.export.inputs import Shipped, bounded_axes, check_bounds, has_tokens, in_parts, stand_in
 from lathe.export.integer_layers import DYNAMIC, Affine, IntegerEmbedding, copied, deployable, scaled, to_float
-from lathe.export.targets.onnx import OnnxDialect, operator, write
+from lathe.export.targets.onnx import OnnxDialect, write
 from lathe.files import scratch
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -75,13 +75,13 @@ class TensorRT(Target):
         least = (1,) if has_tokens(example) else rest
         shapes = (1, *least), (self.typical_batch_size, *rest), (self.max_batch_size, *rest)
         with whole(path) as temporary, torch.no_grad():
-            found = prepared(net, example, self.half)
+            module = prepared(net, example, self.half)
             if way == "onnx":
                 with scratch() as folder:
-                    write(found, example, folder / "net.onnx")
+                    write(module, example, folder / "net.onnx")
                     plan = built((folder / "net.onnx").read_bytes(), shapes, self.workspace)
             else:
-                plan = compiled(found, net, stand_in(net, example, self.max_batch_size)[0], shapes, self.workspace)
+                plan = compiled(module, net, stand_in(net, example, self.max_batch_size)[0], shapes, self.workspace)
             temporary.write_bytes(plan)
 
     def builder(self, quantized: bool) -> str:
@@ -111,7 +111,7 @@ class TensorRT(Target):
         engine = runtime.deserialize_cuda_engine(path.read_bytes())
         if engine is None:
             version = tensorrt.__version__
-            raise UserError(f"{path} is no engine of TensorRT {version} for this GPU: export the run again, here.")
+            raise UserError(f"{path} is not an engine of TensorRT {version} for this GPU: export the run again, here.")
         context = engine.create_execution_context()
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         (source,) = (name for name in names if engine.get_tensor_mode(name) == tensorrt.TensorIOMode.INPUT)
@@ -120,18 +120,18 @@ class TensorRT(Target):
         dtype = np.dtype(tensorrt.nptype(engine.get_tensor_dtype(source)))
 
         def run(x: Array) -> Array:
-            given = torch.from_numpy(np.require(x, requirements=["C", "W"])).cuda()
-            context.set_input_shape(source, tuple(given.shape))
+            tensor = torch.from_numpy(np.require(x, requirements=["C", "W"])).cuda()
+            context.set_input_shape(source, tuple(tensor.shape))
             out = torch.empty(tuple(context.get_tensor_shape(result)), dtype=torch.float32, device="cuda")
-            context.set_tensor_address(source, given.data_ptr())
+            context.set_tensor_address(source, tensor.data_ptr())
             context.set_tensor_address(result, out.data_ptr())
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())  # it copies the input
             if not context.execute_async_v3(stream.cuda_stream):
                 raise RuntimeError(f"TensorRT could not run {path}")
             stream.synchronize()
-            found: Array = out.cpu().numpy()
-            return found
+            output: Array = out.cpu().numpy()
+            return output
 
         def forward(x: Array) -> Array:
             sides = zip(least[1:], x.shape[1:], most[1:], strict=False)
@@ -153,18 +153,14 @@ class Symmetric(OnnxDialect):
     """
 
     integer_bias = False
+    lowest, dtype = -128, torch.int8
 
     def rounded(self, x: Tensor, affine: Affine) -> Tensor:
         below, above = affine.zero_point, affine.top - affine.zero_point
         step = affine.scale * max(below, above, 127) / 127  # not finer than before: integers below 128 are unchanged
         if affine.top < 255:  # QuantizeLinear saturates at the ends of int8
             x = x.clamp(-affine.scale * below, affine.scale * above)
-        scale, zero = torch.tensor(step), torch.tensor(0, dtype=torch.int8)
-        q = operator("QuantizeLinear", (x, scale, zero), torch.int8, x.shape)
-        return operator("DequantizeLinear", (q, scale, zero), torch.float32, x.shape)
-
-    def dequantized(self, integers: Tensor, scale: Tensor) -> Tensor:
-        return integers if integers.is_floating_point() else super().dequantized(integers, scale)
+        return super().rounded(x, Affine(step, 128, 255))
 
 
 def prepared(net: nn.Module, example: Tensor, half: bool) -> nn.Module:
@@ -173,14 +169,14 @@ def prepared(net: nn.Module, example: Tensor, half: bool) -> nn.Module:
     Weights are stored as floats if TensorRT has no integer kernel: for float activations or grouped scales.
     """
     if not quantized_layers(net):
-        found = copied(net)
-        return Half(found) if half else found
-    found = deployable(net, stand_in(net, example), Symmetric())
+        converted = copied(net)
+        return Half(converted) if half else converted
+    converted = deployable(net, stand_in(net, example), Symmetric())
     rounded = 0
-    for name, layer in list(found.named_modules()):
+    for name, layer in list(converted.named_modules()):
         if isinstance(layer, IntegerEmbedding):  # TensorRT looks up no integers
             weight = scaled(layer.integers, layer.scale).view(layer.full)
-            found.set_submodule(name, nn.Embedding.from_pretrained(weight).eval())
+            converted.set_submodule(name, nn.Embedding.from_pretrained(weight).eval())
         elif hasattr(layer, "integers"):
             message = "target=tensorrt has no dynamic ranges of activations: quantize with static ranges."
             require(layer.source != DYNAMIC, message)
@@ -190,7 +186,7 @@ def prepared(net: nn.Module, example: Tensor, half: bool) -> nn.Module:
                 rounded += 1
     fix = "quantize activations too, or set target.tensorrt.integers=false"
     require(rounded > 0, f"TensorRT would compute no layer of this net in integers: {fix}.")
-    return found
+    return converted
 
 
 class Half(nn.Module):
@@ -230,14 +226,14 @@ def built(graph: bytes, shapes: Shapes, workspace: int | None) -> bytes:
     return bytes(plan)
 
 
-def compiled(found: nn.Module, net: nn.Module, given: Tensor, shapes: Shapes, workspace: int | None) -> bytes:
+def compiled(module: nn.Module, net: nn.Module, example: Tensor, shapes: Shapes, workspace: int | None) -> bytes:
     """Return the engine that torch_tensorrt makes from a module."""
     import torch_tensorrt  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     make = torch_tensorrt.dynamo.convert_exported_program_to_serialized_trt_engine
-    program = torch.export.export(found.cuda(), (given.cuda(),), dynamic_shapes=bounded_axes(net, (given,)))
+    program = torch.export.export(module.cuda(), (example.cuda(),), dynamic_shapes=bounded_axes(net, (example,)))
     names = ("min_shape", "opt_shape", "max_shape")
-    inputs = [torch_tensorrt.Input(**dict(zip(names, shapes, strict=True)), dtype=given.dtype)]
+    inputs = [torch_tensorrt.Input(**dict(zip(names, shapes, strict=True)), dtype=example.dtype)]
     settings: dict[str, Any] = {"disable_tf32": True, "require_full_compilation": True}
     if workspace is not None:
         settings["workspace_size"] = workspace

@@ -31,10 +31,10 @@ class TorchExport(Target):
     suffix, has_gpu, takes_cores = ".pt2", True, True
 
     def export(self, net: nn.Module, example: Any, path: str | Path) -> None:
-        given = stand_in(net, example)
-        found = deployable(net, given, Inductor()) if quantized_layers(net) else copied(net)
+        inputs = stand_in(net, example)
+        module = deployable(net, inputs, Inductor()) if quantized_layers(net) else copied(net)
         with whole(path) as temporary, quiet():
-            program = _program(found, given, shapes_for(net, dynamic_axes(net, given)))
+            program = _program(module, inputs, shapes_for(net, dynamic_axes(net, inputs)))
             buffer = io.BytesIO()  # an archive contains its file's name, which would differ at each export
             torch.export.save(program, buffer)
             try:
@@ -60,11 +60,11 @@ class TorchExport(Target):
         return on_arrays(module, threads, None if device is None else torch.device(device))
 
 
-def _program(net: nn.Module, given: tuple[Tensor, ...], axes: Any) -> torch.export.ExportedProgram:
+def _program(net: nn.Module, inputs: tuple[Tensor, ...], axes: Any) -> torch.export.ExportedProgram:
     """Trace the net; remove notes and example inputs from the program."""
     try:
         with torch.no_grad():
-            program = torch.export.export(net, given, dynamic_shapes=axes)
+            program = torch.export.export(net, inputs, dynamic_shapes=axes)
     except Exception as error:  # tracing Python code can raise anything
         name = type(net.core if isinstance(net, FlatCore) else net).__name__
         message = f"torch.export can't trace {name} for inputs of any size ({first_line(error)})"
