@@ -83,11 +83,11 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
     @property
     def sizes(self) -> dict[str, int]:
         """Return the number of samples of each open split that has a length."""
-        found = {}
+        lengths = {}
         for name, split in (self._splits or {}).items():
             with suppress(TypeError):  # a stream
-                found[name] = len(split)  # type: ignore[arg-type]
-        return found
+                lengths[name] = len(split)  # type: ignore[arg-type]
+        return lengths
 
     def state_dict(self) -> dict[str, Any]:
         """Return `sizes` and the seed: a resume detects changed data and other runs' checkpoints by them."""

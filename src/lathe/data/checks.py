@@ -53,10 +53,10 @@ def using(source: object, what: str, key: str = "data.source") -> Iterator[None]
     except Exception as error:
         if isinstance(error, OSError) and disk_reason(error) is not None:
             raise  # it has a message of its own
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = user_location(error) or f" ({frame.filename}:{frame.lineno})"
-        raise UserError(f"{key} can't be {what}: {said}{place}") from error
+        location = user_location(error) or f" ({frame.filename}:{frame.lineno})"
+        raise UserError(f"{key} can't be {what}: {message}{location}") from error
 
 
 @cache

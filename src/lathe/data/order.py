@@ -90,12 +90,12 @@ class Selection:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state, at once or in `begin`."""
         self._restored = state
-        n, kept = len(self.losses), len(state["losses"])
+        n, size = len(self.losses), len(state["losses"])
         if n:
             count = self.count(n, self._batch)
             require(
-                kept == n and (state["epoch"] < 0 or len(state["order"]) == count),
-                f"callbacks.hard_samples: the checkpoint has {kept} training samples and {len(state['order'])} in an "
+                size == n and (state["epoch"] < 0 or len(state["order"]) == count),
+                f"callbacks.hard_samples: the checkpoint has {size} training samples and {len(state['order'])} in an "
                 f"epoch, and there are {n} and {count} now: use the same data and share, or start a new run from its "
                 "weights with ckpt_path.",
             )

@@ -387,9 +387,9 @@ def scan(path: Path, number: int) -> Table:
 def index_tars(folder: Path, num_classes: int) -> dict[str, Any]:
     """Write the index for existing tar files `<split>-*.tar` in WebDataset's format."""
     paths = {name: sorted(folder.glob(f"{name}-*.tar")) for name in SPLITS}
-    for name, found in paths.items():
-        require(bool(found), f"tars.folder={folder} has no {name}-*.tar: each of {', '.join(SPLITS)} needs some.")
-    for path in [path for found in paths.values() for path in found]:
+    for name, tars in paths.items():
+        require(bool(tars), f"tars.folder={folder} has no {name}-*.tar: each of {', '.join(SPLITS)} needs some.")
+    for path in [path for tars in paths.values() for path in tars]:
         labels = scan(path, 0)[:, 3]
         require(
             labels.min() >= 0 and labels.max() < num_classes,

@@ -184,9 +184,9 @@ class SyntheticTokens:
         # redrawn tokens; the others are overwritten by their successors, place by place
         tokens: NDArray[Any] = rng.integers(self.vocab_size, size=(n, self.length + 1), dtype=self.dtype)
         follows = rng.random(tokens.shape) >= self.noise
-        for place in range(self.lag, self.length + 1):
-            successors = self.successor[tokens[:, place - self.lag]]
-            tokens[:, place] = np.where(follows[:, place], successors, tokens[:, place])
+        for position in range(self.lag, self.length + 1):
+            successors = self.successor[tokens[:, position - self.lag]]
+            tokens[:, position] = np.where(follows[:, position], successors, tokens[:, position])
         return tokens
 
 

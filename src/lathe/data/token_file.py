@@ -212,8 +212,8 @@ def split_of(document: bytes, seed: int, val_share: float, test_share: float) ->
     """Return the split of a document by contents and seed: copies share it, new documents move no others."""
     digest = hashlib.blake2b(document, digest_size=16).digest()
     number = hashlib.blake2b(digest, key=str(seed).encode(), digest_size=8).digest()
-    place = int.from_bytes(number, "little") / 2**64
-    return "val" if place < val_share else "test" if place < val_share + test_share else "train"
+    uniform = int.from_bytes(number, "little") / 2**64
+    return "val" if uniform < val_share else "test" if uniform < val_share + test_share else "train"
 
 
 def prepare(cfg: dict[str, Any]) -> dict[str, Any]:

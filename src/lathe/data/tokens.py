@@ -175,8 +175,8 @@ class Documents:
 
 def find_documents(ids: Ids, end: int) -> Documents:
     """Split a stream after each `end`. The rest after the last one is a document without an end."""
-    found = [np.flatnonzero(ids[start : start + SCANNED] == end) + start for start in range(0, len(ids), SCANNED)]
-    stops = np.concatenate([*found, np.empty(0, dtype=np.int64)]).astype(np.int64) + 1
+    ends = [np.flatnonzero(ids[start : start + SCANNED] == end) + start for start in range(0, len(ids), SCANNED)]
+    stops = np.concatenate([*ends, np.empty(0, dtype=np.int64)]).astype(np.int64) + 1
     if len(ids) and (not len(stops) or stops[-1] != len(ids)):
         stops = np.append(stops, len(ids))
     return Documents(ids, np.concatenate([np.zeros(1, dtype=np.int64), stops])[: len(stops)], stops, end)

@@ -41,7 +41,7 @@ class Transferred:
         self.device = device or (torch.device("cpu") if trainer is None else trainer.strategy.root_device)
         module = getattr(data, "reads_for", None) if trainer is None else getattr(trainer, "lightning_module", None)
         self.parts = [data] if module in (None, data) else [data, module]
-        self.trainer = trainer or next((found for part in self.parts if (found := trainer_of(part)) is not None), None)
+        self.trainer = trainer or next((owner for part in self.parts if (owner := trainer_of(part)) is not None), None)
 
     def __iter__(self) -> Iterator[Any]:
         owners = (next((part for part in self.parts if is_overridden(name, part)), self.parts[0]) for name in HOOKS)
@@ -109,8 +109,8 @@ def train_batches(data: Any, device: torch.device | None = None) -> Transferred:
 def val_batches(data: Any, device: torch.device | None = None) -> Transferred:
     """Return validation batches of a new loader; the position of other loaders does not change."""
     if hasattr(data, "eval_loader"):
-        found: Transferred = data.eval_loader("val", device)
-        return found
+        batches: Transferred = data.eval_loader("val", device)
+        return batches
     return Transferred(data.val_dataloader(), data, RunningStage.VALIDATING, device)
 
 

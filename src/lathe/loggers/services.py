@@ -99,12 +99,12 @@ def mlflow(
     run_id = None
     if start_step:
         package.set_tracking_uri(tracking_uri)
-        found = package.search_runs(
+        runs = package.search_runs(
             experiment_names=[experiment_name],
             filter_string=f"tags.`lathe.run` = '{run_dir.name}'",
             output_format="list",
         )
-        run_id = found[0].info.run_id if found else None
+        run_id = runs[0].info.run_id if runs else None
     return MLFlowLogger(
         experiment_name=experiment_name,
         run_name=run_name or run_dir.name,
@@ -196,18 +196,18 @@ def _to_mlflow(logger: MLFlowLogger, facts: Mapping[str, Any], tags: Sequence[st
 
     client: Any = logger.experiment
     known = client.get_run(logger.run_id).data.params
-    told = {re.sub(r"[^\w\-. /]", "_", key): str(value) for key, value in facts.items()}
-    long = [key for key, value in told.items() if len(value) > MAX_PARAM_VAL_LENGTH]
+    params = {re.sub(r"[^\w\-. /]", "_", key): str(value) for key, value in facts.items()}
+    long = [key for key, value in params.items() if len(value) > MAX_PARAM_VAL_LENGTH]
     if long:
         rank_zero_warn(
             f"logger=mlflow: {', '.join(long)} cut at {MAX_PARAM_VAL_LENGTH} characters, all that MLflow takes; "
             "config.yaml has the rest."
         )
-    told = {key: value[:MAX_PARAM_VAL_LENGTH] for key, value in told.items()}
-    fresh = [Param(key, value) for key, value in told.items() if key not in known]
+    params = {key: value[:MAX_PARAM_VAL_LENGTH] for key, value in params.items()}
+    fresh = [Param(key, value) for key, value in params.items() if key not in known]
     for start in range(0, len(fresh), CHUNK):
         client.log_batch(run_id=logger.run_id, params=fresh[start : start + CHUNK])
-    for key, value in told.items():
+    for key, value in params.items():
         if known.get(key, value) != value:
             client.set_tag(logger.run_id, f"changed.{key}"[:250], value[:MAX_TAG_VAL_LENGTH])
     if tags:

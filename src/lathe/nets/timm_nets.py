@@ -101,15 +101,15 @@ def _try(net: nn.Module, name: str, images: Tensor, classes: int) -> None:
     try:
         with torch.no_grad():
             try:
-                found = torch.func.functional_call(net, bare, (images,))
+                logits = torch.func.functional_call(net, bare, (images,))
             except Exception:  # shapes that do not fit, or a net that needs values
-                found = net(torch.zeros(images.shape))
+                logits = net(torch.zeros(images.shape))
     except UNFIT as error:
         raise _unfit(name, images.shape[1], images.shape[2], error) from None
     finally:
         net.train(training)
-    if not isinstance(found, Tensor) or found.shape != (len(images), classes):
-        shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if not isinstance(logits, Tensor) or logits.shape != (len(images), classes):
+        shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ArgumentError(
             f"name={name}: expected logits of shape [batch, {classes}], got {shape}: choose a net that classifies."
         )
@@ -263,8 +263,8 @@ def _checked(net: nn.Module, state: dict[str, Any], cfg: dict[str, Any], channel
     )
     for name, value in state.items():
         if name in own and name not in head | convs and value.shape != own[name].shape:
-            there, here = list(value.shape), list(own[name].shape)
-            raise UserError(f"{key} does not fit {cfg['architecture']}: {name} is {there} there and {here} here.")
+            theirs, ours = list(value.shape), list(own[name].shape)
+            raise UserError(f"{key} does not fit {cfg['architecture']}: {name} is {theirs} there and {ours} here.")
     if all(name in state and name in own and state[name].shape == own[name].shape for name in convs):
         cfg["input_size"] = (channels, *(cfg.get("input_size") or (channels, 0, 0))[1:])  # made for these channels
     extra = [name for name in state if name not in own]
