@@ -138,23 +138,20 @@ def test_a_test_that_is_not_there_is_cut_out_of_train_and_a_class_may_be_called_
     assert source(tmp_path).class_names == ["bus", "car", "train"]
 
 
-@pytest.mark.parametrize("form", ["txt", "csv", "labels"])
-def test_lists_of_files(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("suffix", ["txt", "csv"])
+def test_lists_of_files(tmp_path: Path, suffix: str) -> None:
     folder = pictures(tmp_path / "photos", {"a": 4, "b": 4})
-    suffix = "txt" if form == "txt" else "csv"
     for split, numbers in {"train": (0, 1), "val": (2,), "test": (3,)}.items():
         lines = [f"{label}/{number:03}.png" for number in numbers for label in ("b", "a")]
-        if form == "labels":
+        if suffix == "csv":
             lines = ["path, label", *(f"{line}, {'one' if line[0] == 'b' else 'two'}" for line in lines)]
-        elif form == "csv":
-            lines = ["path", *lines]
         (folder / f"{split}.{suffix}").write_text("\n".join([*lines, ""]))
     named = {split: f"{split}.{suffix}" for split in NAMES_OF_SPLITS}
     data = source(tmp_path, **named)
     splits = opened(data)
-    assert data.class_names == (["one", "two"] if form == "labels" else ["a", "b"])
+    assert data.class_names == (["one", "two"] if suffix == "csv" else ["a", "b"])
     assert [split.labels[split.rows].tolist() for split in (splits.train, splits.val, splits.test)] == (
-        [[0, 1, 0, 1], [0, 1], [0, 1]] if form == "labels" else [[1, 0, 1, 0], [1, 0], [1, 0]]
+        [[0, 1, 0, 1], [0, 1], [0, 1]] if suffix == "csv" else [[1, 0, 1, 0], [1, 0], [1, 0]]
     )
     words = [f"data.source.{split}={name}" for split, name in named.items()]
     assert config("data=image_folder", f"data.folder={folder}", *words)["data"]["num_classes"] == 2
@@ -437,8 +434,7 @@ def test_a_missing_folder_is_refused_when_the_configuration_is_composed(
         config("data=image_folder", *SMALL, *words)
 
 
-@pytest.mark.parametrize("kind", ["folder", "list"])
-@pytest.mark.parametrize("name", ["${oc.env:SECRET}", "\x1b[31m"])
+@pytest.mark.parametrize(("name", "kind"), [("${oc.env:SECRET}", "folder"), ("\x1b[31m", "list")])
 def test_names_of_classes_are_never_resolved(
     name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,8 +47,8 @@ def targets(batches: list[Batch]) -> Counter[int]:
     return Counter(y for _, ys in batches for y in ys.flatten().tolist() if y != -100)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("batch_size", [3, 6, 64])
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("batch_size", [3, 64])
 @pytest.mark.parametrize("length", [1, 4, 82])
 def test_evaluation_counts_every_target_once(world: int, batch_size: int, length: int) -> None:
     ranks = [loader(length, batch_size=batch_size, rank=rank, world_size=world) for rank in range(world)]
@@ -73,7 +73,7 @@ def test_evaluation_reads_the_same_context_whatever_the_batches() -> None:
     assert len(rows[0]) == math.ceil((COUNT - 1) / 4)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, 3])
 def test_a_training_epoch_has_every_token_once_but_for_a_moving_rest(world: int) -> None:
     tokens = stream(6 * 4 * 3 + 3)  # three whole batches, and three tokens for which no window is left
     ranks = [loader(tokens=tokens, train=True, rank=rank, world_size=world) for rank in range(world)]
@@ -219,9 +219,7 @@ def source(folder: Path, **settings: Any) -> TokenFiles:
     return TokenFiles(str(folder.parent), folder.name, **settings)
 
 
-@pytest.mark.parametrize(
-    ("vocab_size", "dtype"), [(300, np.uint16), (2**16, np.uint16), (2**16 + 1, np.uint32), (2**32, np.uint32)]
-)
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(2**16, np.uint16), (2**16 + 1, np.uint32)])
 def test_what_was_written_is_read_from_a_map(tmp_path: Path, vocab_size: int, dtype: type) -> None:
     found = source(write(tmp_path / "tokens", vocab_size)).load()
     for number, (name, count) in enumerate({"train": 50, "val": 20, "test": 10}.items()):
