@@ -133,8 +133,7 @@ def test_a_pipeline_of_two_stages_has_the_losses_of_one_process(tmp_path: Path) 
         assert [*files[0]["state_dict"]] == [*files[1]["state_dict"]]
 
 
-CHAINED = ("mobilenetv3_small_050", "deit_tiny_distilled_patch16_224", "efficientnet_b0", "regnetx_002")
-NOT = {"xcit_nano_12_p16_224": 32, "ghostnet_050": 32}
+CHAINED = ("mobilenetv3_small_050", "efficientnet_b0", "regnetx_002")
 
 
 @pytest.mark.parametrize("name", [*TIMM, *(pytest.param(name, marks=pytest.mark.slow) for name in CHAINED)])
@@ -152,8 +151,7 @@ def test_a_net_is_its_parts(name: str) -> None:
     assert all(torch.equal(value, before[key]) for key, value in other.state_dict().items())
 
 
-@pytest.mark.parametrize("name", NOT)
-def test_a_net_that_is_more_than_its_parts_is_not_cut(name: str) -> None:
-    net = timm_net(name, in_channels=1, num_classes=3, image_size=NOT[name])
+def test_a_net_that_is_more_than_its_parts_is_not_cut() -> None:
+    net = timm_net("xcit_nano_12_p16_224", in_channels=1, num_classes=3, image_size=32)
     with pytest.raises(UserError, match="use strategy=ddp or fsdp"):
         chain_of(net, "pipeline")

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import OmegaConf
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
@@ -131,20 +130,10 @@ SCHEDULERS = {
 }
 
 
-def read(group: str, name: str, *overrides: str) -> DictConfig:
-    with initialize_config_dir(str(CONFIGS), version_base=None):
-        facts = ["+data.batch_size=256"] if group == "optimizer" else []
-        return compose(overrides=[f"+{group}={name}", *facts, *overrides])[group]
-
-
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_schedulers(name: str) -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=2.0)
-    schedule = instantiate(read("scheduler", name))(optimizer, 100)
+    cfg = OmegaConf.load(CONFIGS / "scheduler" / f"{name}.yaml")
+    schedule = instantiate(cfg)(make_optimizer(), 100)
     assert isinstance(schedule, LambdaLR)
-    taken = []
-    for _ in range(100):
-        taken.append(optimizer.param_groups[0]["lr"] / 2)
-        optimizer.step()
-        schedule.step()
+    taken = [first / 0.1 for first, _ in rates(schedule, 100)]
     assert [taken[step] for step in (0, 50, 99)] == pytest.approx(SCHEDULERS[name], rel=2e-3)
