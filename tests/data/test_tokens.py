@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.runs import config
 from support.tokens import COUNT, Fixed, stream
 from torch import Tensor, nn
 
@@ -17,8 +16,6 @@ from lathe.data.synthetic import SyntheticTokens
 from lathe.data.token_file import TokenFiles, TokenWriter, write_meta
 from lathe.data.tokens import TokenDataModule, TokenLoader, Tokens
 from lathe.errors import UserError
-from lathe.runs.build import make_task
-from lathe.runs.instantiate import instantiate
 from lathe.tasks import LanguageModellingTask
 from lathe.trainer import Trainer
 
@@ -156,42 +153,6 @@ def test_a_table_of_pairs_reaches_the_entropy() -> None:
     assert source.entropy - 0.05 < metrics["test/loss"] < source.entropy + 0.05
     assert metrics["test/perplexity"] == pytest.approx(math.exp(metrics["test/loss"]), rel=1e-5)
     assert abs(metrics["test/accuracy"] - source.best_accuracy) < 0.02
-
-
-@pytest.mark.slow
-def test_gpt_nano_comes_near_the_entropy() -> None:
-    """Two epochs, some seconds. With a lag of 2 the previous token carries no information: without working attention
-    the loss stays at ln V.
-    """
-    cfg = config(
-        "data=synthetic_tokens",
-        "model=gpt_nano",
-        "optimizer=adamw",
-        "optimizer.lr=0.003",
-        "seed=0",
-        "data.source.lag=2",
-        "data.vocab_size=8",
-    )
-    torch.manual_seed(0)
-    data, task = instantiate(cfg["data"], "data"), make_task(cfg, train=False)
-    data.setup()
-    optimizer = torch.optim.AdamW(task.net.parameters(), lr=0.003)
-    for _ in range(2):
-        for batch in data.train_dataloader():
-            optimizer.zero_grad()
-            task.losses(task.net(batch[0]), batch)["cross_entropy"].backward()
-            optimizer.step()
-    with torch.no_grad():
-        sums = sum(
-            task.reduce(out := task.net(batch[0]), batch, task.losses(out, batch)["cross_entropy"])
-            for batch in data.test_dataloader()
-        )
-    loss, correct, count = sums.tolist()  # type: ignore[union-attr]
-    assert count == 512 * data.length
-    sequences = data.source.load()["test"].ids.reshape(512, -1)
-    floor = -data.source.log_probabilities(sequences).mean()  # of these sequences
-    assert -0.01 < loss / count - floor < 0.05
-    assert abs(correct / count - data.source.best_accuracy) < 0.02
 
 
 # Token files on disk: read from a memory map; damaged, truncated and foreign ones are refused.
