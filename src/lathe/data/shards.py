@@ -37,6 +37,7 @@ FORMAT, VERSION = "lathe shards", 1
 INDEX = "index.json"
 HOW = "python scripts/make_shards.py"
 PARTS = ("png", "npy", "jpg", "jpeg")  # suffixes of images
+WORKERS = 4  # by default at most, for each of the train and evaluation loaders
 
 Table = NDArray[np.int64]  # [samples, 4]: shard, first byte, bytes, label
 Sample = tuple[Images, int]  # image [channels, height, width] and class
@@ -230,7 +231,7 @@ class ShardDataModule(ImageDataModule):
         self.window = window
         if settings.get("num_workers") is None:  # images are decoded during training
             processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            self.reader["num_workers"] = max(1, physical_cores() // processes)
+            self.reader["num_workers"] = min(WORKERS, max(1, physical_cores() // processes))
 
     @property
     def selects(self) -> bool:
