@@ -1,6 +1,5 @@
 """Schedules follow their curves, resume from their state, and refuse positions outside the run."""
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,23 +86,6 @@ def test_restarts_as_shares_and_as_steps_agree() -> None:
     steps = rates(schedules.cosine_restarts(make_optimizer(), 50, period=10, warmup=5), 50)
     assert shares == steps
     assert [index for index, (first, _) in enumerate(shares) if first == 0.1] == [5, 15, 25, 35, 45]
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_a_resumed_run_continues_with_the_same_rates(name: str) -> None:
-    whole = rates(ALL[name](make_optimizer(), 30), 30)
-    optimizer = make_optimizer()
-    schedule = ALL[name](optimizer, 30)
-    rates(schedule, 13)
-    file = io.BytesIO()
-    torch.save([optimizer.state_dict(), schedule.state_dict()], file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    resumed_optimizer = make_optimizer()
-    resumed = ALL[name](resumed_optimizer, 30)
-    resumed_optimizer.load_state_dict(saved[0])
-    resumed.load_state_dict(saved[1])
-    assert rates(resumed, 17) == whole[13:]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ describes the arguments of all.
 import inspect
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import takewhile
@@ -365,21 +365,11 @@ def recipe(augment: Any, shape: tuple[int, int, int] | None = None) -> Recipe:
     """
     if isinstance(augment, Recipe):
         return augment
-    if augment is None or isinstance(augment, Augment):
-        named = _items_of(augment or Augment())
-        items: list[Any] = [*named.values()]
-        keys = [f"augment.{name}" for name in named]
-    else:
-        single = callable(augment) or isinstance(augment, Field)
-        if not single and (isinstance(augment, (str, Mapping)) or not isinstance(augment, Sequence)):
-            raise ArgumentError(f"augment={augment!r}: expected a list of transforms, or lathe.data.Augment.")
-        items = [augment] if single else list(augment)
-        keys = [f"augment[{number}]" for number in range(len(items))]
-    built_in: dict[str, Any] = {}
+    items, built_in = _items_of(augment), dict[str, Any]()
     steps: list[Step] = []
     seen: Counter[str] = Counter()
     mixing, wrong = "", list[str]()
-    for key, item in zip(keys, items, strict=True):
+    for key, item in items.items():
         name = name_of(item)
         if isinstance(item, type) or not (callable(item) or isinstance(item, Field)):
             what = f"the class {item.__name__}, not made" if isinstance(item, type) else form(item)
@@ -405,22 +395,26 @@ def recipe(augment: Any, shape: tuple[int, int, int] | None = None) -> Recipe:
         seen[name] += 1
     if wrong:
         raise ArgumentError(*wrong)
-    head = len([*takewhile(_is_picked, items)])
-    at_once = not any(map(_is_picked, items[head:]))  # a later crop or flip is a separate step
+    is_picked = [isinstance(item, (RandomCrop, RandomFlip)) for item in items.values()]
+    head = len([*takewhile(bool, is_picked)])
+    at_once = not any(is_picked[head:])  # a later crop or flip is a separate step
     return Recipe(Augment(**built_in), at_once, tuple(steps[head if at_once else 0 :]))
 
 
-def _items_of(augment: Augment) -> dict[str, Field]:
-    """Return the transforms that the fields of `augment` switch on, by the field, in their order."""
-    items: dict[str, Field] = {"crop": RandomCrop(augment.crop, augment.crop_fill)} if augment.crop else {}
+def _items_of(augment: Any) -> dict[str, Any]:
+    """Return the transforms and functions of `data.augment` in order, by their keys."""
+    if augment is None:
+        return {}
+    if not isinstance(augment, Augment):
+        listed = [augment] if callable(augment) or isinstance(augment, Field) else augment
+        return {f"augment[{number}]": item for number, item in enumerate(listed)}
+    items: dict[str, Any] = {}
+    if augment.crop:
+        items["augment.crop"] = RandomCrop(augment.crop, augment.crop_fill)
     if augment.flip != "none":
-        items["flip"] = RandomFlip(augment.flip)
+        items["augment.flip"] = RandomFlip(augment.flip)
     kinds: dict[str, Callable[[Any], Field]] = {"cutout": Cutout, "mixup": Mixup, "cutmix": CutMix}
-    return items | {name: kind(value) for name, kind in kinds.items() if (value := getattr(augment, name))}
-
-
-def _is_picked(item: Any) -> bool:
-    return isinstance(item, (RandomCrop, RandomFlip))
+    return items | {f"augment.{name}": kind(value) for name, kind in kinds.items() if (value := getattr(augment, name))}
 
 
 def _apply_field(item: Field, images: Tensor, batch: Picked) -> Tensor:

@@ -149,16 +149,20 @@ class SyntheticTokens:
     @property
     def entropy(self) -> float:
         """Return the lowest expected loss, nats per target: ((lag - 1) ln V + (length - lag + 1) h) / length."""
-        others = self.noise / self.vocab_size
-        p = 1 - self.noise + others
-        h = -p * math.log(p) - (self.vocab_size - 1) * (others * math.log(others) if others else 0.0)
+        p, q = self._odds
+        h = -p * math.log(p) - (self.vocab_size - 1) * (q * math.log(q) if q else 0.0)
         return ((self.lag - 1) * math.log(self.vocab_size) + (self.length - self.lag + 1) * h) / self.length
 
     @property
     def best_accuracy(self) -> float:
         """Return the highest expected accuracy on sequences of `length` targets."""
-        p = 1 - self.noise + self.noise / self.vocab_size
-        return ((self.lag - 1) / self.vocab_size + (self.length - self.lag + 1) * p) / self.length
+        return ((self.lag - 1) / self.vocab_size + (self.length - self.lag + 1) * self._odds[0]) / self.length
+
+    @property
+    def _odds(self) -> tuple[float, float]:
+        """Return the probabilities p of the successor and q of each other token."""
+        q = self.noise / self.vocab_size
+        return 1 - self.noise + q, q
 
     def prepare(self) -> None:
         """Do nothing: sequences are drawn by `load`."""
@@ -172,10 +176,10 @@ class SyntheticTokens:
 
     def log_probabilities(self, sequences: NDArray[np.integer]) -> NDArray[np.float64]:
         """Return the source's ln P(token | past), [n, length], of the targets in sequences [n, length + 1]."""
-        others = self.noise / self.vocab_size
+        p, q = self._odds
         follows = sequences[:, self.lag :] == self.successor[sequences[:, : -self.lag]]
         with np.errstate(divide="ignore"):  # without noise, other tokens are impossible
-            known = np.where(follows, math.log(1 - self.noise + others), np.log(np.float64(others)))
+            known = np.where(follows, math.log(p), np.log(np.float64(q)))
         unknown = np.full((len(sequences), self.lag - 1), -math.log(self.vocab_size))
         return np.concatenate([unknown, known], axis=1)
 

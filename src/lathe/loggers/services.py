@@ -61,14 +61,16 @@ def wandb(
     # W&B names folders by the second: another one within the same second would overwrite the first
     while any(run_dir.glob(f"wandb/*run-{datetime.now():%Y%m%d_%H%M%S}-*")):
         time.sleep(0.05)
-    settings = package.Settings(console="off", silent=True)
-    options: dict[str, Any] = {"group": group, "tags": tags, "settings": settings}
-    if not offline:
-        options["resume"] = "allow"
-    if entity is not None:
-        options["entity"] = entity
     logger = WandbLogger(
-        name=name or run_dir.name, project=project, save_dir=str(run_dir), id=run_dir.name, offline=offline, **options
+        name=name or run_dir.name,
+        project=project,
+        save_dir=str(run_dir),
+        id=run_dir.name,
+        offline=offline,
+        group=group,
+        tags=tags,
+        entity=entity,
+        settings=package.Settings(console="off", silent=True),
     )
     # Lightning's log_model supports only its ModelCheckpoint, and not offline.
     setattr(logger, "ships_model", log_model)  # noqa: B010
@@ -95,7 +97,6 @@ def mlflow(
     tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     if getattr(rank_zero_only, "rank", 0) == 0:
         _check_address(tracking_uri, experiment_name)
-    tag = {"lathe.run": run_dir.name}
     run_id = None
     if start_step:
         package.set_tracking_uri(tracking_uri)
@@ -109,7 +110,7 @@ def mlflow(
         experiment_name=experiment_name,
         run_name=run_name or run_dir.name,
         tracking_uri=tracking_uri,
-        tags=tag,
+        tags={"lathe.run": run_dir.name},
         run_id=run_id,
     )
 

@@ -256,16 +256,11 @@ def with_kernels(factory: Any, parameters: Iterable[nn.Parameter], unscales_late
     if typed:
         return factory, f": {typed[0]}={str(keywords[typed[0]]).lower()} of the optimizer is kept."
     takes, plain = inspect.signature(kind).parameters, list(parameters)
-    devices = sorted({parameter.device.type for parameter in plain})
+    devices = {parameter.device.type for parameter in plain}
     fits = all(type(p.data) is Tensor and torch.is_floating_point(p) for p in plain)
-    for name, supported in (
-        ("fused", [] if unscales_late else _get_fused_kernels_supported_devices()),
-        ("foreach", [*_get_foreach_kernels_supported_devices(), "cpu"]),
-    ):
-        if name in takes and fits and set(devices) <= set(supported):
-            how = "one kernel" if name == "fused" else "one call for each operation"
-            listed = " and ".join({"cpu": "the CPU", "cuda": "the GPU"}.get(device, device) for device in devices)
-            line = f" took {name}: {kind.__name__} updates all weights of {listed} in {how}."
-            return partial(factory, **{name: True}), line
+    fused = [] if unscales_late else _get_fused_kernels_supported_devices()
+    for name, supported in {"fused": fused, "foreach": [*_get_foreach_kernels_supported_devices(), "cpu"]}.items():
+        if name in takes and fits and devices <= set(supported):
+            return partial(factory, **{name: True}), f" took {name}: {kind.__name__} updates all weights together."
     why = "the net is spread over processes" if not fits else f"{kind.__name__} has no such kernels"
     return factory, f": the optimizer's step stays as it is, since {why}."
