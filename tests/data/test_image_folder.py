@@ -5,10 +5,8 @@ import importlib
 import json
 import os
 import shutil
-import struct
 import threading
 import warnings
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -347,31 +345,13 @@ def test_a_run_continues_with_the_new_folder(run: RunDir, home: Path, capsys: py
 TWO = {"cat": 6, "dog": 6}
 
 
-def bomb(path: Path) -> None:
-    """A PNG whose header declares 10^9 pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", 50000, 20000, 8, 2, 0, 0, 0)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))))
-
-
-def listed(folder: Path, text: str, name: str = "list.txt") -> None:
-    (folder / name).write_text(text)
-
-
-def twice(folder: Path) -> None:
-    lines = "\n".join(str(path.relative_to(folder)) for path in folder.glob("*/*.png"))
-    listed(folder, lines)
-    listed(folder, lines, "val.txt")
+def listed(folder: Path, *lines: str) -> None:
+    for name in ("list.txt", "val.txt"):
+        (folder / name).write_text("\n".join(lines))
 
 
 def splits(folder: Path, **classes: dict[str, int]) -> None:
-    for path in folder.glob("*/*"):
-        path.unlink()
-    for path in folder.glob("*"):
-        path.rmdir()
+    shutil.rmtree(folder)
     for name, counts in classes.items():
         pictures(folder / name, counts)
 
@@ -383,22 +363,21 @@ CASES: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
         {},
         r"val and data\.source\.classes \(cat, dog\) differ in dog",
     ),
-    "a picture that unpacks to too much": (
-        lambda folder: bomb(folder / "cat" / "bomb.png"),
-        {},
-        r"cat/bomb\.png has 20000 x 50000 pixels",
-    ),
     "a list of what is not there": (
-        lambda folder: listed(folder, "cat/000.png\ndog/000.png\ncat/nine.png\n"),
+        lambda folder: listed(folder, "cat/000.png", "dog/000.png", "cat/nine.png"),
         {"train": "list.txt"},
         r"lists cat/nine\.png, which are no images",
     ),
     "a list that leads out": (
-        lambda folder: listed(folder, "cat/../../secret/x.png\n/etc/cat/x.png\n"),
+        lambda folder: listed(folder, "cat/../../secret/x.png", "/etc/cat/x.png"),
         {"train": "list.txt"},
         "leads out of the folder",
     ),
-    "a file in two splits": (twice, {"train": "list.txt", "val": "val.txt"}, "is in train and val"),
+    "a file in two splits": (
+        lambda folder: listed(folder, "cat/000.png", "dog/000.png"),
+        {"train": "list.txt", "val": "val.txt"},
+        "is in train and val",
+    ),
     "a split elsewhere": (
         lambda folder: pictures(folder.parent / "other", TWO),
         {"train": "../other"},

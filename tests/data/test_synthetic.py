@@ -94,18 +94,6 @@ def test_entropy_is_the_mean_loss_of_the_sources_own_probabilities(case: dict[st
     assert abs(losses.mean() - source.entropy) <= 3 * losses.std() / math.sqrt(len(losses)) + 1e-12
 
 
-def test_entropy_by_hand() -> None:
-    # one of two tokens follows with 3/4: -(3/4 ln 3/4 + 1/4 ln 1/4)
-    assert SyntheticTokens(vocab_size=2, noise=0.5).entropy == pytest.approx(0.5623351446)
-    assert SyntheticTokens(vocab_size=2, noise=0.5).best_accuracy == 0.75
-    assert SyntheticTokens(noise=0).entropy == 0
-    assert SyntheticTokens(noise=1).entropy == pytest.approx(math.log(32))
-    # the first of 4 targets has no predecessor to follow from
-    assert SyntheticTokens(vocab_size=2, noise=0.5, lag=2, length=4).entropy == pytest.approx(
-        (math.log(2) + 3 * 0.5623351446) / 4
-    )
-
-
 def test_the_probabilities_are_those_of_the_sequences() -> None:
     """Over all sequences of a tiny chain, probabilities sum to one and equal the frequencies."""
     source = SyntheticTokens(vocab_size=2, length=3, noise=0.4, lag=2, train_size=40000)

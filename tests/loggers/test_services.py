@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lathe.config.resolve import flatten
 from lathe.errors import UserError
-from lathe.loggers import comet, main_facts, mlflow, run_facts, tensorboard, wandb
+from lathe.loggers import comet, mlflow, run_facts, tensorboard, wandb
 from lathe.training.train import train
 
 __all__ = ["interruption"]  # a fixture
@@ -159,41 +159,6 @@ def test_secrets_are_hidden() -> None:
         "data.header": "hidden",
         "data.list": ["postgres://hidden@h/x", {"secret": "hidden"}],
         "data.plain": "word",
-    }
-
-
-def test_main_facts_are_choices_and_typed_values() -> None:
-    facts = {
-        "seed": 1,
-        "paths.run_dir": "/logs/a",
-        "model.net.depth": 20,
-        "optimizer.lr": 0.1,
-        "optimizer.momentum": 0.9,
-        "optimizer.nesterov": True,
-        "callbacks.checkpoint.mode": "max",
-        "compression.qat.bits": {"a": 4},
-        "logger.hub.api_key": "hidden",
-    }
-    typed = [
-        "model=mlp",
-        "optimizer={_target_: mine.Opt, token: abc}",
-        "callbacks=[default,ema]",
-        "+optimizer.momentum=0.9",
-        "compression.qat.bits={a: 4}",
-        "logger.hub.api_key=abc",
-        "~callbacks.ema",
-        "scheduler=null",
-    ]
-    assert main_facts(facts, {"model": "resnet20", "data": "digits", "launch": "slurm"}, typed) == {
-        "model": "mlp",
-        "data": "digits",
-        "optimizer": "custom",
-        "callbacks": "[default,ema]",
-        "seed": 1,
-        "optimizer.lr": 0.1,
-        "optimizer.momentum": 0.9,
-        "compression.qat.bits": {"a": 4},
-        "run_dir": "/logs/a",
     }
 
 

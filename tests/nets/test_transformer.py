@@ -10,14 +10,7 @@ from torch import Tensor, nn
 
 from lathe.errors import UserError
 from lathe.nets import GPT, ViT
-from lathe.nets.transformer import Attention, TransformerBlock, block_plan
-
-
-def share(layer: nn.Linear, rank: int, of: int, word: str) -> None:
-    """Leave a layer the share that a rank of tensor parallelism has; the bias of a row stays with one rank."""
-    weight, bias = layer.weight.data, layer.bias.data
-    layer.weight.data = weight.chunk(of, dim=0 if word == "column" else 1)[rank]
-    layer.bias.data = bias.chunk(of)[rank] if word == "column" else bias * (rank == 0)
+from lathe.nets.transformer import Attention, TransformerBlock
 
 
 def formula(attention: Attention, x: Tensor, heads: int, causal: bool) -> Tensor:
@@ -55,22 +48,6 @@ def test_block_is_pre_norm(tanh: bool) -> None:
 def test_heads_that_do_not_divide_are_refused() -> None:
     with pytest.raises(UserError, match="heads=5 does not divide width=48: set heads=4"):
         Attention(width=48, heads=5, causal=True, dropout=0.0)
-
-
-def test_the_plan_s_shares_of_a_block_sum_to_the_whole() -> None:
-    of = 2
-    block = TransformerBlock(16, 4, causal=True, dropout=0.0, eps=1e-5, tanh=True)
-    x = torch.randn(2, 5, 16)
-    attended, fed = torch.zeros(()), torch.zeros(())
-    for rank in range(of):
-        part = copy.deepcopy(block)
-        for name, word in block_plan(0.0).items():
-            if word != "sequence":
-                share(part.get_submodule(name.removeprefix("blocks.*.")), rank, of, word)
-        attended = attended + part.attention(x)  # with a share of the heads
-        fed = fed + part.down(part.gelu(part.up(x)))
-    torch.testing.assert_close(attended, block.attention(x))
-    torch.testing.assert_close(fed, block.down(block.gelu(block.up(x))))
 
 
 def tiny(**sizes) -> ViT:
