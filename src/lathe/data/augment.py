@@ -207,7 +207,11 @@ class Transform(ABC):
     """
 
     uint8_only = False  # True if it does not take float32
-    is_tested = False  # for Lathe's transforms: tests replace the check at the start of a run
+    is_tested: ClassVar[bool]  # for Lathe's transforms: tests replace the check at the start of a run
+
+    def __init_subclass__(cls, is_tested: bool = False) -> None:
+        super().__init_subclass__()
+        cls.is_tested = is_tested  # not inherited by a user's subclass
 
     @abstractmethod
     def __call__(self, images: Tensor, rng: Rng) -> Tensor:
@@ -222,9 +226,6 @@ class Field:
 
     mixes = False
     names: ClassVar[tuple[tuple[str, str], ...]]  # own arguments, and the fields of `Augment` that they become
-
-    def check(self, channels: int, height: int, width: int) -> None:
-        """Raise ArgumentError if it can't be used on images of this shape."""
 
 
 @validated
@@ -374,7 +375,7 @@ def recipe(augment: Any, shape: tuple[int, int, int] | None = None) -> Recipe:
         if isinstance(item, type) or not (callable(item) or isinstance(item, Field)):
             what = f"the class {item.__name__}, not made" if isinstance(item, type) else form(item)
             raise ArgumentError(f"{key} is {what}: expected one of Lathe's transforms or a function of (images, rng).")
-        if shape is not None and isinstance(item, (Field, Transform)):
+        if shape is not None and hasattr(item, "check"):
             try:
                 item.check(*shape)
             except ArgumentError as error:  # of the item, or of the field of `Augment` that it stands for
@@ -458,7 +459,7 @@ def try_out(recipe: Recipe, shape: tuple[int, int, int], device: torch.device | 
     for step in recipe.steps:
         inputs = images
         images, moved = watched(partial(step, inputs.clone(), batch))
-        if not isinstance(step, Called) or vars(type(step.transform)).get("is_tested", False):
+        if not isinstance(step, Called) or getattr(step.transform, "is_tested", False):
             continue
         start = f"{step.key}: {name_of(step.transform)}"
         require(

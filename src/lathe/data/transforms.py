@@ -194,13 +194,11 @@ def _place(uniforms: Tensor, last: Tensor) -> Tensor:
     return torch.minimum((uniforms * (last + 1)).long(), last)
 
 
-class RandomResizedCrop(Transform):
+class RandomResizedCrop(Transform, is_tested=True):
     """Enlarges a random box, bilinearly, to the size of the image (Szegedy et al. 2015, arXiv:1409.4842).
 
     Ratio, tries and the fallback are those of torchvision.
     """
-
-    is_tested = True
 
     @validated
     def __init__(
@@ -248,10 +246,8 @@ def _between(images: Tensor, dim: int, low: Tensor, high: Tensor, share: Tensor)
     return first + share.view(shape) * (second - first)
 
 
-class RandomErasing(Transform):
+class RandomErasing(Transform, is_tested=True):
     """Covers a box of random size, ratio and place (Zhong et al. 2017, arXiv:1708.04896)."""
-
-    is_tested = True
 
     @validated
     def __init__(
@@ -283,11 +279,10 @@ JITTERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-class ColorJitter(Transform):
+class ColorJitter(Transform, is_tested=True):
     """Changes brightness, contrast, saturation and hue, in random order per sample (as torchvision's)."""
 
     uint8_only = True
-    is_tested = True
 
     @validated
     def __init__(
@@ -377,13 +372,11 @@ class Policy(Transform):
         return images
 
 
-class RandAugment(Policy):
+class RandAugment(Policy, is_tested=True):
     """Applies `num_ops` operations at one magnitude (Cubuk et al. 2020, arXiv:1909.13719).
 
     Operations and levels are torchvision's, with nearest-neighbour pixels, black outside.
     """
-
-    is_tested = True
 
     @validated
     def __init__(
@@ -407,13 +400,11 @@ class RandAugment(Policy):
         return images
 
 
-class TrivialAugmentWide(Policy):
+class TrivialAugmentWide(Policy, is_tested=True):
     """Applies one operation per sample at a random level (Müller and Hutter 2021, arXiv:2103.10158).
 
     Pixels are those of the nearest neighbour, black outside.
     """
-
-    is_tested = True
 
     @validated
     def __init__(self, num_bins: Annotated[int, pydantic.Field(ge=2)] = 31) -> None:
