@@ -38,6 +38,8 @@ from lathe.training.train import train
 FACTS = {"num_classes": 2, "channels": 1, "image_size": 4}
 HELD_OUT: dict[str, Any] = {"val": Pictures(20), "test": Pictures(20)}
 STREAM: dict[str, Any] = {"samples": 80, **HELD_OUT}
+FLOW = {"train": Stateful(90), **STREAM}
+BYTES = torch.zeros(1, 4, 4, dtype=torch.uint8)
 
 
 def module(train: Any, replicas: int = 1, rank: int = 0, **settings: Any) -> DatasetDataModule:
@@ -147,21 +149,27 @@ def test_a_hugging_face_dataset() -> None:
     ("settings", "words"),
     [
         ({"channels": 3}, r"data\.channels=3"),
-        ({"train": Pictures(odd="label"), "num_classes": 2}, "item 5 has the label 7"),
+        ({"train": Pictures(odd="label"), "num_classes": 2, "num_workers": 1}, "item 5 has the label 7"),
         ({"train": Pictures(odd="shape")}, r"make no batch .* item \d+ is .*: use data\.transform"),
+        ({"train": Odd(y="cat"), "num_classes": 2}, "targets of a batch are a list of str, expected a whole number"),
+        ({"train": Odd(y=torch.zeros(3)), "num_classes": 2}, r"targets of a batch are float32 \[2, 3\], expected a"),
+        ({"val": Odd(BYTES), "channels": 1}, r"^data\.val: item .* expected float32: convert it"),
         ({"transform": lambda x: x.nothing}, "AttributeError"),
         ({"batch_size": 81}, r"data\.batch_size=81"),
         ({"train": NoLength()}, "has no __len__"),
         ({"num_classes": 3, "class_names": ["a", "b"]}, r"data\.class_names has 2 names for data\.num_classes=3"),
+        (FLOW | {"samples": None}, r"set data\.samples"),
+        (FLOW | {"samples": 97}, "Stateful ended within batch 6"),
+        (FLOW | {"val": None}, "give data.val and data.test"),
+        (FLOW | {"num_workers": 1}, r"data\.num_workers=1"),
     ],
 )
-@pytest.mark.parametrize("workers", [0, 1])
-def test_samples_that_do_not_fit_are_refused_and_leave_no_workers(
-    settings: dict[str, Any], words: str, workers: int
+def test_samples_and_settings_that_do_not_fit_are_refused_and_leave_no_workers(
+    settings: dict[str, Any], words: str
 ) -> None:
     children = set(active_children())
     with pytest.raises(UserError, match=words):
-        list(module(**{"train": Pictures(), "num_workers": workers, **settings}).train_dataloader())
+        list(module(**{"train": Pictures(), **settings}).train_dataloader())
     assert set(active_children()) <= children
 
 
@@ -180,21 +188,6 @@ def run_of(folder: Path, *words: str) -> dict[str, Any]:
     return new_run(folder, *own, *SMALL, "data.batch_size=16", "trainer.log_every_n_steps=1", *words)
 
 
-# data=dataset: samples that no net or loss accepts are refused before the first step.
-
-
-@pytest.mark.parametrize(
-    ("y", "got"), [(1.0, "float64 [2]"), ("cat", "a list of str"), (torch.zeros(3), "float32 [2, 3]")]
-)
-def test_targets_that_are_no_classes(y: Any, got: str) -> None:
-    data = module(Odd(y=y), num_classes=2)
-    with pytest.raises(UserError) as told:
-        data.setup()
-    assert str(told.value).startswith(
-        f"data.train: targets of a batch are {got}, expected a whole number from 0 to 1, "
-    )
-
-
 @pytest.mark.parametrize(
     ("y", "dtype"),
     [
@@ -209,12 +202,6 @@ def test_targets_that_are_classes_or_scores(y: torch.Tensor, dtype: torch.dtype)
     data.setup()
     for batch in (next(iter(data.train_dataloader())), next(iter(data.eval_loader("val")))):
         assert (batch[1].shape[1:], batch[1].dtype) == (y.shape, dtype)
-
-
-def test_images_of_bytes_are_refused() -> None:
-    data = module(Odd(), channels=1, val=Odd(torch.zeros(1, 4, 4, dtype=torch.uint8)))
-    with pytest.raises(UserError, match=r"^data\.val: item .* expected float32: convert it"):
-        data.setup()
 
 
 # The example of docs/own_data.md trains as printed.
@@ -351,20 +338,6 @@ def test_an_iterator_warns_on_one_process_and_is_refused_on_several() -> None:
         module(Once(), **STREAM).train_dataloader()
     with pytest.raises(UserError, match=told):
         module(Once(), 2, **STREAM).train_dataloader()
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"samples": None}, r"set data\.samples"),
-        ({"samples": 97}, "Stateful ended within batch 6"),
-        ({"val": None}, "give data.val and data.test"),
-        ({"num_workers": 1}, r"data\.num_workers=1"),
-    ],
-)
-def test_settings_that_an_iterable_cannot_have_are_refused(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        list(module(Stateful(90), **(STREAM | settings)).train_dataloader())
 
 
 def stream_run(folder: Path, kind: str, *words: str) -> dict[str, Any]:
