@@ -386,7 +386,7 @@ def recipe(augment: Any, shape: tuple[int, int, int] | None = None) -> Recipe:
         if isinstance(item, Field):
             if seen[name]:
                 raise ArgumentError(f"{key}: {name} stands in the list twice: keep one.")
-            built_in |= {field: getattr(item, own) for own, field in item.names}
+            built_in |= {field: getattr(item, argument) for argument, field in item.names}
             if item.mixes:
                 mixing = mixing or name
             else:
@@ -458,12 +458,12 @@ def try_out(recipe: Recipe, shape: tuple[int, int, int], device: torch.device | 
     apart = replace(batch, samples=batch.samples[pair], draws=batch.draws[pair])
     for step in recipe.steps:
         inputs = images
-        images, moved = watched(partial(step, inputs.clone(), batch))
+        images, drew = watched(partial(step, inputs.clone(), batch))
         if not isinstance(step, Called) or getattr(step.transform, "is_tested", False):
             continue
         start = f"{step.key}: {name_of(step.transform)}"
         require(
-            not moved,
+            not drew,
             f"{start} draws from random, numpy.random or torch, which no device and no continued run repeats: draw from"
             " its second argument, rng.",
         )
@@ -473,9 +473,9 @@ def try_out(recipe: Recipe, shape: tuple[int, int, int], device: torch.device | 
             f"{start} returned numbers from {low:.3g} to {high:.3g} for images from {least:.3g} to {most:.3g}: expected"
             " the scale that it was given, 0 to 255, which is normalised afterwards.",
         )
-        again = watched(partial(step, inputs[pair], apart))[0]
+        repeated = watched(partial(step, inputs[pair], apart))[0]
         require(
-            again.dtype == images.dtype and bool(((again.float() - images[pair].float()).abs() <= ALIKE).all()),
+            repeated.dtype == images.dtype and bool(((repeated.float() - images[pair].float()).abs() <= ALIKE).all()),
             f"{start} gives another image when it is called with other images, or again: let each image depend on "
             "itself and rng alone.",
         )

@@ -95,8 +95,8 @@ def warn_missing_classes(
     """Warn of classes in `labels` [n] that a split, by its `rows`, does not have: its metrics do not cover them."""
     shown = [
         f"{split} has none of {first_few([class_name(label, names) for label in absent.tolist()])}"
-        for split, own in rows.items()
-        if len(absent := np.setdiff1d(labels, labels[own]))
+        for split, split_rows in rows.items()
+        if len(absent := np.setdiff1d(labels, labels[split_rows]))
     ]
     if shown:
         rank_zero_warn(f"{key}: {', and '.join(shown)}, so its metrics do not cover them: {fix}.")

@@ -297,8 +297,8 @@ class DatasetDataModule(ExactDataModule[Items]):
             sum(sizes.values()) < len(train),
             f"{shares} of the {len(train)} samples of data.train leave none to train on: choose less.",
         )
-        known = _labels_at_hand(train, self.columns and self.columns[1])
-        labels = np.zeros(len(train), np.int64) if known is None else known
+        stored = _labels_at_hand(train, self.columns and self.columns[1])
+        labels = np.zeros(len(train), np.int64) if stored is None else stored
         rows = stratified_split(labels, sizes, self.split_seed)
         if self.folds is not None and self.fold is not None:
             train_rows, val_rows = fold_rows(

@@ -239,9 +239,9 @@ class EvalStream:
         with put_back():
             seed_all(hashed_seed(self.seed, "stream", epoch))
             samples = iter(self.items.dataset)
-        begin = start
+        first_number = start
         while True:
-            count, rows, own = 0, list[int](), list[Any]()
+            count, rows, local = 0, list[int](), list[Any]()
             with put_back():
                 for number in range(start, start + self.size):
                     seed_all(hashed_seed(self.seed, f"sample {number}", epoch))
@@ -250,15 +250,15 @@ class EvalStream:
                     except StopIteration:
                         break
                     count += 1
-                    if number == begin:
+                    if number == first_number:
                         self._check_same_on_ranks(sample)
                     if start >= first * self.size and number % self.world_size == self.rank:
-                        own.append(self.items.made(sample, number))
+                        local.append(self.items.made(sample, number))
                         rows.append(number)
             if not count:
                 return
             if start >= first * self.size:
-                yield count, Rowed(own, rows)
+                yield count, Rowed(local, rows)
             start += count
 
     def _check_same_on_ranks(self, sample: Any) -> None:
@@ -297,8 +297,8 @@ class TrainStream(EpochLoader):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of `EpochLoader`, and that of the dataset if it has one."""
-        own = {"dataset": copy.deepcopy(self._source.state_dict())} if self._stateful and self._batch else {}
-        return {**super().state_dict(), **own}
+        state = {"dataset": copy.deepcopy(self._source.state_dict())} if self._stateful and self._batch else {}
+        return {**super().state_dict(), **state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
@@ -356,11 +356,11 @@ def share(datamodule: Any, seed: int, own: bool = False) -> None:
 
     def train() -> Any:
         trainer = datamodule.trainer
-        again = trainer is not None and trainer.reload_dataloaders_every_n_epochs > 0
-        if "train" not in cache or again:
+        reloads = trainer is not None and trainer.reload_dataloaders_every_n_epochs > 0
+        if "train" not in cache or reloads:
             cache["train"] = _train_loader(hooks["train_dataloader"](), datamodule, seed, own)
             go_ahead(cache["train"], trainer)
-            if again and isinstance(cache["train"], SharedLoader):
+            if reloads and isinstance(cache["train"], SharedLoader):
                 cache["train"].load_state_dict({"epoch": trainer.current_epoch, "batch": 0})
         return cache["train"]
 
@@ -407,15 +407,15 @@ def _reason(loader: Any) -> str | None:
     return None
 
 
-def _train_loader(loader: Any, datamodule: Any, seed: int, own: bool) -> Any:
+def _train_loader(loader: Any, datamodule: Any, seed: int, keeps_own: bool) -> Any:
     replicas, rank = replicas_of(datamodule.trainer)
     require(
         not isinstance(loader, CombinedLoader) or loader._mode != "sequential",
         "data: train_dataloader returns a CombinedLoader with mode=sequential, which Lightning trains on no batch of. "
         "Use max_size_cycle, max_size or min_size.",
     )
-    reason = "trainer.use_distributed_sampler=true" if own else _reason(loader)
-    if own and replicas > 1:
+    reason = "trainer.use_distributed_sampler=true" if keeps_own else _reason(loader)
+    if keeps_own and replicas > 1:
         rank_zero_warn(
             f"{reason}: each of the {replicas} ranks keeps its own loader, as in plain Lightning. Batches and results "
             "depend on the number of devices, and evaluation may count samples twice."
@@ -433,7 +433,7 @@ def _train_loader(loader: Any, datamodule: Any, seed: int, own: bool) -> Any:
         limit = None if datamodule.trainer is None else datamodule.trainer.limit_train_batches
         shuffle = isinstance(loader.sampler, RandomSampler) and not overfit
         return SharedLoader(loader, shuffle=shuffle, seed=seed, rank=rank, world_size=replicas, limit=limit)
-    if replicas > 1 and not own:
+    if replicas > 1 and not keeps_own:
         raise _refused("train_dataloader", replicas, reason)
     if not hasattr(loader, "state_dict"):
         rank_zero_warn(

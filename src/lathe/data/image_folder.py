@@ -270,28 +270,28 @@ class ImageFolder:
 
     def _check_bad(self, bad: dict[int, str]) -> str:
         """Name unreadable files; raise UserError if there are more than `skip_bad`."""
-        named = first_few([f"{self.folder / self._files.names[row]} {why}" for row, why in bad.items()])
+        reasons = first_few([f"{self.folder / self._files.names[row]} {why}" for row, why in bad.items()])
         ways = "mend or remove it, or set data.source.skip_bad to how many may be left out"
-        require(len(bad) <= self.skip_bad, f"data.source.skip_bad={self.skip_bad}: {named}: {ways}.")
-        return named
+        require(len(bad) <= self.skip_bad, f"data.source.skip_bad={self.skip_bad}: {reasons}: {ways}.")
+        return reasons
 
     def _divided(self, bad: Labels) -> dict[str, Labels]:
         """Return the rows of each split; splits that are not given are cut out of train."""
-        rows = {split: np.setdiff1d(own, bad) for split, own in self._files.rows.items()}
+        rows = {split: np.setdiff1d(members, bad) for split, members in self._files.rows.items()}
         train, labels = rows["train"], self._files.labels
         sizes = {split: max(1, round(len(train) * share)) for split, share in self.shares.items() if split not in rows}
         if sizes:
             shares = " and ".join(f"data.source.{split}_share={self.shares[split]}" for split in sizes)
-            left = f"data.folder={self.folder} has {len(train)} images, of which {shares} leave none to train on."
-            require(sum(sizes.values()) < len(train), left)
+            message = f"data.folder={self.folder} has {len(train)} images, of which {shares} leave none to train on."
+            require(sum(sizes.values()) < len(train), message)
             # in an order whose every beginning has the classes' shares; within a class by a hash of the file names, so
             # that adding or removing a file moves at most one or two others to another split
             texts = [f"{self.split_seed} {self._files.names[row]}" for row in train]
             drawn = [hashlib.sha256(text.encode(errors="surrogateescape")).digest() for text in texts]
             position = np.zeros(len(train))
             for label in range(self.num_classes):
-                own = sorted((labels[train] == label).nonzero()[0].tolist(), key=drawn.__getitem__)
-                position[own] = (np.arange(len(own)) + 0.5) / max(len(own), 1)
+                members = sorted((labels[train] == label).nonzero()[0].tolist(), key=drawn.__getitem__)
+                position[members] = (np.arange(len(members)) + 0.5) / max(len(members), 1)
             order = train[sorted(range(len(train)), key=lambda at: (position[at], drawn[at]))]
             for split, size in sizes.items():
                 rows[split], order = np.sort(order[:size]), order[size:]

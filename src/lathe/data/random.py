@@ -225,12 +225,12 @@ class Seeded(Wrapper):
     def __getitems__(self, rows: Rows) -> Rowed:
         with put_back() as states:
             while True:
-                known = self._drawn_from
+                used = self._drawn_from
                 samples = self._read(rows)
-                moved = {at for at in range(3) if at not in known and GENERATORS[at].state() != states[at]}
-                if not moved:
+                drawn = {i for i in range(3) if i not in used and GENERATORS[i].state() != states[i]}
+                if not drawn:
                     break
-                self._drawn_from = known | moved
+                self._drawn_from = used | drawn
         if self.collate_draws and rows and get_worker_info() is not None:
             seed_all(hashed_seed(self.seed, f"batch of {rows[0]}", rows.epoch))
         return Rowed(samples, rows)
@@ -240,7 +240,7 @@ class Seeded(Wrapper):
             if getattr(self.dataset, "__getitems__", None):
                 return self.dataset.__getitems__(rows)
             return [self.dataset[row] for row in rows]
-        generators, samples = [GENERATORS[at] for at in sorted(self._drawn_from)], []
+        generators, samples = [GENERATORS[index] for index in sorted(self._drawn_from)], []
         for row, word in zip(rows, sample_seeds(self.seed, rows, rows.epoch), strict=True):
             for generator in generators:
                 generator.seed(word)

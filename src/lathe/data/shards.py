@@ -72,13 +72,13 @@ def read_index(folder: Path) -> dict[str, Any]:
     try:
         index: dict[str, Any] = json.loads(path.read_bytes())
         check_class_names(index.get("class_names"), index["num_classes"])
-        known = (index["format"], index["version"]) == (FORMAT, VERSION)
-        known = known and all(isinstance(n, int) for n in (*index["image"], index["num_classes"]))
+        is_valid = (index["format"], index["version"]) == (FORMAT, VERSION)
+        is_valid = is_valid and all(isinstance(n, int) for n in (*index["image"], index["num_classes"]))
         # the index may come from someone else: files are in its folder
-        known = known and all(Path(entry["file"]).name == entry["file"] != "" for entry in _entries(index))
+        is_valid = is_valid and all(Path(entry["file"]).name == entry["file"] != "" for entry in _entries(index))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError):
-        known = False
-    require(known, f"{path} is not version {VERSION} of what {HOW} writes, or is damaged: write the shards again.")
+        is_valid = False
+    require(is_valid, f"{path} is not version {VERSION} of what {HOW} writes, or is damaged: write the shards again.")
     return index
 
 

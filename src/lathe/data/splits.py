@@ -145,9 +145,9 @@ def fold_rows(
         few = f"{class_name(int(classes[counts.argmin()]), names)} has {counts.min()}"
         raise UserError(f"data.folds={folds}: {few} samples outside the test, expected one for each fold: choose less.")
     dealt = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    chosen = np.zeros(len(labels), bool)
-    chosen[dealt[fold::folds]] = True
-    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+    in_fold = np.zeros(len(labels), bool)
+    in_fold[dealt[fold::folds]] = True
+    return np.flatnonzero(~in_fold), np.flatnonzero(in_fold)
 
 
 def refold(splits: Splits, folds: int, fold: int, seed: int, names: Sequence[str] | None = None) -> Splits:
@@ -190,10 +190,10 @@ def load_splits(source: Source, facts: Mapping[str, int] | None = None) -> Split
             wrong.append(f"{start} labels are {list(labels.shape)} for {len(images)} images, expected as many.")
         elif len(rows):
             used = labels[rows[(rows >= 0) & (rows < len(labels))]]
-            for what, values, most in (("rows", rows, len(images)), ("labels", used, classes)):
-                if values.min(initial=0) < 0 or values.max(initial=0) >= most:
+            for what, values, end in (("rows", rows, len(images)), ("labels", used, classes)):
+                if values.min(initial=0) < 0 or values.max(initial=0) >= end:
                     spread = f"{what} go from {values.min()} to {values.max()}"
-                    wrong.append(f"{start} {spread}, expected 0 to {most - 1}.")
+                    wrong.append(f"{start} {spread}, expected 0 to {end - 1}.")
     refuse(wrong)
     shape = splits["train"].images.shape[1:]
     actual = {"num_classes": classes, "channels": shape[0], "image_size": max(shape[1:])}
@@ -216,8 +216,8 @@ def load_splits(source: Source, facts: Mapping[str, int] | None = None) -> Split
     for name in ("val", "test"):
         if not len(splits[name].rows):
             rank_zero_warn(f"{KEY}: the {name} split has no samples, so nothing can be measured on it.")
-    typed = (
+    converted = (
         replace(split, labels=split.labels.astype(np.int64), rows=split.rows.astype(np.int64))
         for split in splits.values()
     )
-    return Splits(*typed)
+    return Splits(*converted)

@@ -80,11 +80,11 @@ class Synthetic:
         """Return cells of -1 and 1, [classes, channels * grid * grid], and their smallest distance in cells."""
         rng = random.stream(self.seed, 0)
         cells = self.channels * self.grid**2
-        chosen = rng.choice([-1, 1], size=(1, cells))
+        templates = rng.choice([-1, 1], size=(1, cells))
         smallest = cells
-        while len(chosen) < self.num_classes:
+        while len(templates) < self.num_classes:
             candidates = rng.choice([-1, 1], size=(CANDIDATES, cells))
-            nearest = ((cells - candidates @ chosen.T) // 2).min(axis=1)
+            nearest = ((cells - candidates @ templates.T) // 2).min(axis=1)
             best = int(nearest.argmax())
             smallest = min(smallest, int(nearest[best]))
             if smallest == 0:
@@ -92,8 +92,8 @@ class Synthetic:
                     f"data.num_classes={self.num_classes} is more than the different templates found on {cells} cells:"
                     " choose fewer classes, a larger data.image_size or more data.channels."
                 )
-            chosen = np.concatenate([chosen, candidates[best : best + 1]])
-        return chosen, smallest
+            templates = np.concatenate([templates, candidates[best : best + 1]])
+        return templates, smallest
 
     def _draw(self, n: int, stream: int) -> tuple[Images, Labels]:
         rng = random.stream(self.seed, stream)
@@ -179,9 +179,9 @@ class SyntheticTokens:
         p, q = self._odds
         follows = sequences[:, self.lag :] == self.successor[sequences[:, : -self.lag]]
         with np.errstate(divide="ignore"):  # without noise, other tokens are impossible
-            known = np.where(follows, math.log(p), np.log(np.float64(q)))
-        unknown = np.full((len(sequences), self.lag - 1), -math.log(self.vocab_size))
-        return np.concatenate([unknown, known], axis=1)
+            steps = np.where(follows, math.log(p), np.log(np.float64(q)))
+        starts = np.full((len(sequences), self.lag - 1), -math.log(self.vocab_size))
+        return np.concatenate([starts, steps], axis=1)
 
     def _draw(self, n: int, stream: int) -> NDArray[np.uint16] | NDArray[np.uint32]:
         rng = random.stream(self.seed, stream)

@@ -181,8 +181,8 @@ def random_boxes(
     aspect = (first + (last - first) * u[..., 1]).exp()
     wide, tall = (area * aspect).sqrt().round().long(), (area / aspect).sqrt().round().long()
     fits = (wide >= 1) & (wide <= width) & (tall >= 1) & (tall <= height)
-    chosen = fits.int().argmax(1, keepdim=True)  # the first of the largest
-    wide, tall = wide.gather(1, chosen)[:, 0], tall.gather(1, chosen)[:, 0]
+    first_fit = fits.int().argmax(1, keepdim=True)  # the first of the largest
+    wide, tall = wide.gather(1, first_fit)[:, 0], tall.gather(1, first_fit)[:, 0]
     corner = rng.uniform(2)
     top = _place(corner[:, 0], (height - tall).clamp(min=0))
     left = _place(corner[:, 1], (width - wide).clamp(min=0))
@@ -232,11 +232,11 @@ def resized(images: Tensor, box: Tensor) -> Tensor:
 def _places(first: Tensor, end: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the two pixels around each of `count` places, int64 [n, count], and the weight of the second."""
     size = (end - first).double()[:, None]
-    at = (torch.arange(count, device=first.device) + 0.5) * (size / count) - 0.5
-    at = torch.minimum(at.clamp(min=0), size - 1)
-    low = at.floor()
+    position = (torch.arange(count, device=first.device) + 0.5) * (size / count) - 0.5
+    position = torch.minimum(position.clamp(min=0), size - 1)
+    low = position.floor()
     high = torch.minimum(low + 1, size - 1)
-    return first[:, None] + low.long(), first[:, None] + high.long(), (at - low).float()
+    return first[:, None] + low.long(), first[:, None] + high.long(), (position - low).float()
 
 
 def _between(images: Tensor, dim: int, low: Tensor, high: Tensor, share: Tensor) -> Tensor:
@@ -357,11 +357,11 @@ class Policy(Transform):
         if channels not in (1, 3):
             raise ArgumentError(f"channels={channels}: {type(self).__name__} takes grey or RGB images, 1 or 3.")
 
-    def apply(self, images: Tensor, chosen: Tensor, places: Tensor, coin: Tensor) -> Tensor:
-        """Apply operations `chosen` [n] at the levels of bins `places` [n], negated by `coin` [n] if signed."""
+    def apply(self, images: Tensor, operations: Tensor, places: Tensor, coin: Tensor) -> Tensor:
+        """Apply `operations` [n] at the levels of bins `places` [n], negated by `coin` [n] if signed."""
         images, levels = images.clone(), self.levels(*images.shape[-2:])
         for number, (name, (operation, signed)) in enumerate(OPS.items()):
-            rows = (chosen == number).nonzero()[:, 0]
+            rows = (operations == number).nonzero()[:, 0]
             if name == "identity" or not len(rows):
                 continue
             first, last = levels.get(name) or (0.0, 0.0)
@@ -393,10 +393,10 @@ class RandAugment(Policy, is_tested=True):
         return _levels(0.3, 150 / 331 * width, 150 / 331 * height, 30, 0.9, 4)
 
     def __call__(self, images: Tensor, rng: Rng) -> Tensor:
-        chosen, coins = rng.integers(len(OPS), self.num_ops), rng.uniform(self.num_ops) < 0.5
-        bins = torch.full_like(chosen[:, 0], self.magnitude)
+        operations, coins = rng.integers(len(OPS), self.num_ops), rng.uniform(self.num_ops) < 0.5
+        bins = torch.full_like(operations[:, 0], self.magnitude)
         for number in range(self.num_ops):
-            images = self.apply(images, chosen[:, number], bins, coins[:, number])
+            images = self.apply(images, operations[:, number], bins, coins[:, number])
         return images
 
 

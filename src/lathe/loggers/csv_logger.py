@@ -227,9 +227,9 @@ class CSVLogger(Logger):
                     raise
                 return
             file.seek(0)
-            before = file.read(self._offset)
+            head = file.read(self._offset)
         with whole(self._path) as temporary:
-            temporary.write_bytes(before + data)
+            temporary.write_bytes(head + data)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:

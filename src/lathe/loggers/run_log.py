@@ -49,10 +49,10 @@ def main_facts(facts: Mapping[str, Any], choices: Mapping[str, Any], typed: Sequ
     A group whose node was written out in full is "custom".
     """
     overrides = {key_of(override): override.partition("=")[2] for override in typed}
-    chosen = {group: str(overrides.get(group, choices.get(group) or "null")) for group in GROUPS}
+    groups = {group: str(overrides.get(group, choices.get(group) or "null")) for group in GROUPS}
     keys = [key for key in overrides if key not in GROUPS and key.partition(".")[0] not in WHERE]
     return {
-        **{group: "custom" if "{" in value else value for group, value in chosen.items() if value != "null"},
+        **{group: "custom" if "{" in value else value for group, value in groups.items() if value != "null"},
         **{key: facts[key] for key in ALWAYS if key in facts},
         **{leaf: facts[leaf] for key in keys for leaf in facts if leaf == key or leaf.startswith(f"{key}.")},
         "run_dir": facts.get("paths.run_dir"),
@@ -61,8 +61,8 @@ def main_facts(facts: Mapping[str, Any], choices: Mapping[str, Any], typed: Sequ
 
 def secrets_in(leaves: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> set[str]:
     """Return the values that `run_facts` hides, except logins in addresses."""
-    typed = [str(value) for key, value in leaves.items() if value is not None and _hidden(key)]
-    values = [*typed, *(value for name, value in environment.items() if _secret(name))]
+    configured = [str(value) for key, value in leaves.items() if value is not None and _hidden(key)]
+    values = [*configured, *(value for name, value in environment.items() if _secret(name))]
     return {value for value in values if len(value) >= SHORTEST}
 
 

@@ -26,12 +26,12 @@ PREFIX = "result/"  # result/val/accuracy is the best epoch's, val/accuracy that
 
 def tensorboard(run_dir: Path, start_step: int) -> Logger:
     """Event files under tensorboard/; points after `start_step`, which will be repeated, are hidden."""
-    again = (run_dir / "tensorboard").exists()
+    resumes = (run_dir / "tensorboard").exists()
     return TensorBoardLogger(
         str(run_dir),
         name="tensorboard",
         version="",
-        purge_step=start_step + 1 if again else None,
+        purge_step=start_step + 1 if resumes else None,
         default_hp_metric=False,
     )
 
@@ -196,7 +196,7 @@ def _to_mlflow(logger: MLFlowLogger, facts: Mapping[str, Any], tags: Sequence[st
     from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH, MAX_TAG_VAL_LENGTH
 
     client: Any = logger.experiment
-    known = client.get_run(logger.run_id).data.params
+    logged = client.get_run(logger.run_id).data.params
     params = {re.sub(r"[^\w\-. /]", "_", key): str(value) for key, value in facts.items()}
     long = [key for key, value in params.items() if len(value) > MAX_PARAM_VAL_LENGTH]
     if long:
@@ -205,11 +205,11 @@ def _to_mlflow(logger: MLFlowLogger, facts: Mapping[str, Any], tags: Sequence[st
             "config.yaml has the rest."
         )
     params = {key: value[:MAX_PARAM_VAL_LENGTH] for key, value in params.items()}
-    fresh = [Param(key, value) for key, value in params.items() if key not in known]
+    fresh = [Param(key, value) for key, value in params.items() if key not in logged]
     for start in range(0, len(fresh), CHUNK):
         client.log_batch(run_id=logger.run_id, params=fresh[start : start + CHUNK])
     for key, value in params.items():
-        if known.get(key, value) != value:
+        if logged.get(key, value) != value:
             client.set_tag(logger.run_id, f"changed.{key}"[:250], value[:MAX_TAG_VAL_LENGTH])
     if tags:
         client.set_tag(logger.run_id, "tags", ",".join(tags)[:MAX_TAG_VAL_LENGTH])

@@ -79,9 +79,9 @@ def timm_net(
         side = side[0] if isinstance(side, tuple) else side
         if isinstance(side, int) and options["img_size"] % side:
             raise ArgumentError(f"patch_size={side} of {name} does not divide the image size {image_size}.")
-    named = find_blocks(net)
-    if named and not hasattr(net, "blocks"):
-        net.__dict__["blocks"] = named  # a plain list: names of parameters stay timm's
+    blocks = find_blocks(net)
+    if blocks and not hasattr(net, "blocks"):
+        net.__dict__["blocks"] = blocks  # a plain list: names of parameters stay timm's
     if image_size is not None:
         add_parts(net, (2, in_channels, image_size, image_size))
         _try(net, name, torch.empty(2, in_channels, image_size, image_size, device="meta"), num_classes)
@@ -252,7 +252,7 @@ def _checked(net: nn.Module, state: dict[str, Any], cfg: dict[str, Any], channel
     """Remove from `state` what the net has no place for; return lines for the log."""
     own = net.state_dict()
     convs, head = _names(cfg.get("first_conv"), "weight"), _names(cfg.get("classifier"), "weight", "bias")
-    other = [name for name in sorted(head) if name in own and name in state and state[name].shape != own[name].shape]
+    reshaped = [name for name in sorted(head) if name in own and name in state and state[name].shape != own[name].shape]
     lacking = [
         name for name in own if name not in state and name not in head and not name.endswith("num_batches_tracked")
     ]
@@ -268,8 +268,8 @@ def _checked(net: nn.Module, state: dict[str, Any], cfg: dict[str, Any], channel
     if all(name in state and name in own and state[name].shape == own[name].shape for name in convs):
         cfg["input_size"] = (channels, *(cfg.get("input_size") or (channels, 0, 0))[1:])  # made for these channels
     extra = [name for name in state if name not in own]
-    shapes = [f"{name} ({list(state[name].shape)} there, {list(own[name].shape)} here)" for name in other]
+    shapes = [f"{name} ({list(state[name].shape)} there, {list(own[name].shape)} here)" for name in reshaped]
     absent = [name for name in sorted(head) if name in own and name not in state]
-    for name in (*other, *extra):
+    for name in (*reshaped, *extra):
         del state[name]
     return describe_loaded(f"{key}: {len(state)} of {len(own)} weights are taken.", absent, shapes, extra)

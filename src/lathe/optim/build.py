@@ -252,9 +252,9 @@ def with_kernels(factory: Any, parameters: Iterable[nn.Parameter], unscales_late
     kind = keywords.get("kind")
     if not _is_optimizer(kind):
         return factory, ": the optimizer of a function stays as it is."
-    typed = [name for name in ("fused", "foreach", "differentiable", "capturable") if keywords.get(name) is not None]
-    if typed:
-        return factory, f": {typed[0]}={str(keywords[typed[0]]).lower()} of the optimizer is kept."
+    fixed = [name for name in ("fused", "foreach", "differentiable", "capturable") if keywords.get(name) is not None]
+    if fixed:
+        return factory, f": {fixed[0]}={str(keywords[fixed[0]]).lower()} of the optimizer is kept."
     takes, plain = inspect.signature(kind).parameters, list(parameters)
     devices = {parameter.device.type for parameter in plain}
     fits = all(type(p.data) is Tensor and torch.is_floating_point(p) for p in plain)

@@ -76,8 +76,8 @@ def short_schedule(scheduler: LRScheduler) -> Callable[[], Any]:
     def step() -> None:
         groups, count = inner.optimizer.param_groups, inner.last_epoch + 1
         rates = [base * factor(count) for base, factor in zip(inner.base_lrs, inner.lr_lambdas, strict=True)]
-        known = all(type(rate) is float for rate in rates) and all(type(group["lr"]) is float for group in groups)
-        if not known or inner._step_count <= 1:  # torch's own first step checks that the optimizer stepped before
+        are_floats = all(type(rate) is float for rate in rates) and all(type(group["lr"]) is float for group in groups)
+        if not are_floats or inner._step_count <= 1:  # torch's own first step checks that the optimizer stepped before
             scheduler.step()
             return
         inner.last_epoch, inner._last_lr = count, rates
@@ -109,6 +109,6 @@ def _is_watched(optimizer: Optimizer) -> bool:
     """Return whether hooks or a replacement affect the optimizer's step."""
     replaced = vars(optimizer).get("step")
     # a scheduler wraps it to record that it was called
-    own = replaced is None or getattr(replaced, "__wrapped__", None) is SGD.step
+    is_sgd = replaced is None or getattr(replaced, "__wrapped__", None) is SGD.step
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return bool(not own or hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+    return bool(not is_sgd or hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
