@@ -125,18 +125,14 @@ class Server:
         self.content = content
         self.break_after: int | None = None  # bytes after which the next answer ends
         self.status, self.reason = 200, ""
-        self.location = ""  # redirect target
+
         self.asked: list[str | None] = []
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 server.asked.append(self.headers.get("Range"))
-                if server.location:
-                    self.send_response(302)
-                    self.send_header("Location", server.location)
-                    self.end_headers()
-                    return
+
                 if server.status != 200:
                     self.send_error(server.status, server.reason or None)
                     return

@@ -73,10 +73,3 @@ def test_malicious_pickle_is_refused_and_not_obeyed(
     assert not obeyed.exists()
     pickle.loads(data)
     assert obeyed.exists()  # unpickling would execute it
-
-
-def test_missing_files_without_download_are_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"download=false: put cifar-10-binary\.tar\.gz or cifar-10-python\.tar\.gz into"
-    ):
-        Cifar("cifar10", str(tmp_path / "new"), download=False).prepare()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 
 from lathe.data import Augment, ImageDataModule, ResidentLoader, StreamLoader
 from lathe.data.splits import Split, Splits
@@ -98,24 +98,6 @@ def test_a_fit_shows_new_orders_and_validates_each_sample_once(tmp_path: Path, k
     assert epochs[0] != epochs[1] != epochs[2]
     assert net.validated == list(range(20, 27)) * 3
     assert isinstance(run.train_dataloader, ResidentLoader if kind == "resident" else StreamLoader)
-
-
-class SaveEveryStep(Callback):
-    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
-        trainer.save_checkpoint(Path(trainer.default_root_dir) / f"{trainer.global_step}.ckpt")
-
-
-@pytest.mark.parametrize(("limit", "kind"), [(1.0, "resident"), (0.6, "workers")])
-def test_a_run_resumed_anywhere_sees_what_the_whole_one_did(tmp_path: Path, limit: float, kind: str) -> None:
-    settings = {"max_epochs": 3, "limit_train_batches": limit}
-    whole = Recorder()
-    trainer(tmp_path, callbacks=[SaveEveryStep()], **settings).fit(whole, datamodule=module(loader=kind))
-    for step in range(1, len(whole.seen)):
-        rest = Recorder()
-        trainer(tmp_path, **settings).fit(
-            rest, datamodule=module(loader=kind), ckpt_path=tmp_path / f"{step}.ckpt", weights_only=True
-        )
-        assert rest.seen == whole.seen[step:], step
 
 
 def test_reloading_loaders_continues_the_epochs_and_a_new_fit_starts_again(tmp_path: Path) -> None:

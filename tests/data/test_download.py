@@ -26,12 +26,7 @@ def test_wrong_hash_leaves_nothing(serve: Callable, tmp_path: Path) -> None:
     ("fault", "sentence"),
     [
         ({"break_after": 500_000}, r"cannot be fetched \(IncompleteRead.*put it there\.$"),
-        ({"status": 503}, r"cannot be fetched .*put it there\.$"),
         ({"status": 404, "reason": "\x1b[31mred\x07"}, r"cannot be fetched \(\\x1b\[31mred\\x07\): put it there\.$"),
-        (
-            {"location": "file"},
-            r"^http\S* cannot be fetched \(The HTTP server returned a redirect .*\): put it there\.$",
-        ),
     ],
 )
 def test_a_server_that_fails_is_one_line_of_letters_and_leaves_nothing(

@@ -71,17 +71,14 @@ def test_the_stored_order_and_the_dropped_batch_are_kept() -> None:
     assert torch.equal(torch.cat(batches), torch.cat((data[:8], data[16:24])))
 
 
-@pytest.mark.parametrize("n", [7, 8, 9, 20, 21, 40, 41, 88])
-@pytest.mark.parametrize("replicas", [2, 3, 4])
+@pytest.mark.parametrize("n", [7, 20, 21, 88])
+@pytest.mark.parametrize("replicas", [2, 3])
 def test_evaluation_sees_every_sample_once_in_as_many_batches_on_each_rank(n: int, replicas: int) -> None:
-    parts = [[y for _, y in shared(replicas, rank, n=n).val_dataloader()] for rank in range(replicas)]
+    parts = [[x for x, _ in shared(replicas, rank, n=n).val_dataloader()] for rank in range(replicas)]
     assert len({len(part) for part in parts}) == 1
-    assert all(len(y) for part in parts for y in part)
-    assert max(len(y) for part in parts for y in part) <= -(-10 // replicas)
-    seen = torch.cat(
-        [torch.cat([x for x, _ in shared(replicas, rank, n=n).val_dataloader()]) for rank in range(replicas)]
-    )
-    assert len(seen) == len(seen.unique(dim=0)) == n
+    seen = [x for part in parts for x in part]
+    assert all(0 < len(x) <= -(-10 // replicas) for x in seen)
+    assert len(torch.cat(seen)) == len(torch.cat(seen).unique(dim=0)) == n
 
 
 def test_on_one_process_evaluation_is_the_users_own_loader() -> None:

@@ -106,23 +106,21 @@ def verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     return call
 
 
-@pytest.mark.parametrize("split", ["train", "val", "test"])
-def test_each_split_is_evaluated_in_whichever_stage_it_is_opened(verb: Call, run: RunDir, split: str) -> None:
-    code, _, errors = verb("evaluate", f"run={run.path}", f"split={split}", "output=found.json")
-    assert code == 0, errors
-    found = json.loads(Path("found.json").read_text())
-    assert {name.partition("/")[0] for name in found} == {split}
-    if split != "train":
-        assert found[f"{split}/loss"] == pytest.approx(run.result[f"{split}/loss"], rel=1e-6)
+def test_each_split_is_evaluated_in_whichever_stage_it_is_opened(verb: Call, run: RunDir) -> None:
+    for split in ("train", "val", "test"):
+        code, _, errors = verb("evaluate", f"run={run.path}", f"split={split}", f"output={split}.json")
+        assert code == 0, errors
+        found = json.loads(Path(f"{split}.json").read_text())
+        assert {name.partition("/")[0] for name in found} == {split}
+        if split != "train":
+            assert found[f"{split}/loss"] == pytest.approx(run.result[f"{split}/loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("script", "words"), [("export", ["target=onnx"]), ("predict", ["input=images.npy", "output=out.csv"])]
-)
-def test_verbs_that_need_facts_name_them(run: RunDir, verb: Call, script: str, words: list[str]) -> None:
-    code, _, errors = verb(script, f"run={run.path}", *words)
-    assert (code, errors.count("\n")) == (1, 1), errors
-    assert "its data declare neither channels, image_size, mean, std, num_classes" in errors
+def test_verbs_that_need_facts_name_them(run: RunDir, verb: Call) -> None:
+    for script, words in {"export": ["target=onnx"], "predict": ["input=images.npy", "output=out.csv"]}.items():
+        code, _, errors = verb(script, f"run={run.path}", *words)
+        assert (code, errors.count("\n")) == (1, 1), errors
+        assert "its data declare neither channels, image_size, mean, std, num_classes" in errors
 
 
 def test_with_its_facts_it_ships_and_predicts(tmp_path: Path, verb: Call) -> None:

@@ -5,10 +5,8 @@ import importlib
 import json
 import os
 import shutil
-import struct
 import threading
 import warnings
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,23 +136,20 @@ def test_a_test_that_is_not_there_is_cut_out_of_train_and_a_class_may_be_called_
     assert source(tmp_path).class_names == ["bus", "car", "train"]
 
 
-@pytest.mark.parametrize("form", ["txt", "csv", "labels"])
-def test_lists_of_files(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("suffix", ["txt", "csv"])
+def test_lists_of_files(tmp_path: Path, suffix: str) -> None:
     folder = pictures(tmp_path / "photos", {"a": 4, "b": 4})
-    suffix = "txt" if form == "txt" else "csv"
     for split, numbers in {"train": (0, 1), "val": (2,), "test": (3,)}.items():
         lines = [f"{label}/{number:03}.png" for number in numbers for label in ("b", "a")]
-        if form == "labels":
+        if suffix == "csv":
             lines = ["path, label", *(f"{line}, {'one' if line[0] == 'b' else 'two'}" for line in lines)]
-        elif form == "csv":
-            lines = ["path", *lines]
         (folder / f"{split}.{suffix}").write_text("\n".join([*lines, ""]))
     named = {split: f"{split}.{suffix}" for split in NAMES_OF_SPLITS}
     data = source(tmp_path, **named)
     splits = opened(data)
-    assert data.class_names == (["one", "two"] if form == "labels" else ["a", "b"])
+    assert data.class_names == (["one", "two"] if suffix == "csv" else ["a", "b"])
     assert [split.labels[split.rows].tolist() for split in (splits.train, splits.val, splits.test)] == (
-        [[0, 1, 0, 1], [0, 1], [0, 1]] if form == "labels" else [[1, 0, 1, 0], [1, 0], [1, 0]]
+        [[0, 1, 0, 1], [0, 1], [0, 1]] if suffix == "csv" else [[1, 0, 1, 0], [1, 0], [1, 0]]
     )
     words = [f"data.source.{split}={name}" for split, name in named.items()]
     assert config("data=image_folder", f"data.folder={folder}", *words)["data"]["num_classes"] == 2
@@ -350,31 +345,13 @@ def test_a_run_continues_with_the_new_folder(run: RunDir, home: Path, capsys: py
 TWO = {"cat": 6, "dog": 6}
 
 
-def bomb(path: Path) -> None:
-    """A PNG whose header declares 10^9 pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", 50000, 20000, 8, 2, 0, 0, 0)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))))
-
-
-def listed(folder: Path, text: str, name: str = "list.txt") -> None:
-    (folder / name).write_text(text)
-
-
-def twice(folder: Path) -> None:
-    lines = "\n".join(str(path.relative_to(folder)) for path in folder.glob("*/*.png"))
-    listed(folder, lines)
-    listed(folder, lines, "val.txt")
+def listed(folder: Path, *lines: str) -> None:
+    for name in ("list.txt", "val.txt"):
+        (folder / name).write_text("\n".join(lines))
 
 
 def splits(folder: Path, **classes: dict[str, int]) -> None:
-    for path in folder.glob("*/*"):
-        path.unlink()
-    for path in folder.glob("*"):
-        path.rmdir()
+    shutil.rmtree(folder)
     for name, counts in classes.items():
         pictures(folder / name, counts)
 
@@ -386,22 +363,21 @@ CASES: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
         {},
         r"val and data\.source\.classes \(cat, dog\) differ in dog",
     ),
-    "a picture that unpacks to too much": (
-        lambda folder: bomb(folder / "cat" / "bomb.png"),
-        {},
-        r"cat/bomb\.png has 20000 x 50000 pixels",
-    ),
     "a list of what is not there": (
-        lambda folder: listed(folder, "cat/000.png\ndog/000.png\ncat/nine.png\n"),
+        lambda folder: listed(folder, "cat/000.png", "dog/000.png", "cat/nine.png"),
         {"train": "list.txt"},
         r"lists cat/nine\.png, which are no images",
     ),
     "a list that leads out": (
-        lambda folder: listed(folder, "cat/../../secret/x.png\n/etc/cat/x.png\n"),
+        lambda folder: listed(folder, "cat/../../secret/x.png", "/etc/cat/x.png"),
         {"train": "list.txt"},
         "leads out of the folder",
     ),
-    "a file in two splits": (twice, {"train": "list.txt", "val": "val.txt"}, "is in train and val"),
+    "a file in two splits": (
+        lambda folder: listed(folder, "cat/000.png", "dog/000.png"),
+        {"train": "list.txt", "val": "val.txt"},
+        "is in train and val",
+    ),
     "a split elsewhere": (
         lambda folder: pictures(folder.parent / "other", TWO),
         {"train": "../other"},
@@ -437,8 +413,7 @@ def test_a_missing_folder_is_refused_when_the_configuration_is_composed(
         config("data=image_folder", *SMALL, *words)
 
 
-@pytest.mark.parametrize("kind", ["folder", "list"])
-@pytest.mark.parametrize("name", ["${oc.env:SECRET}", "\x1b[31m"])
+@pytest.mark.parametrize(("name", "kind"), [("${oc.env:SECRET}", "folder"), ("\x1b[31m", "list")])
 def test_names_of_classes_are_never_resolved(
     name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,20 +48,18 @@ def test_folded_normalisation_gives_the_same_bits(make: Make, augment: Augment |
     assert equal(list(make(**settings)), list(make(normalize="folded", **settings)))
 
 
-@KINDS
-def test_batches_have_the_declared_form(make: Make, kind: str) -> None:
-    x, y = next(iter(make(kind, batch_size=8, augment=Augment(crop=1))))
+def test_batches_have_the_declared_form(make: Make) -> None:
+    x, y = next(iter(make(batch_size=8, augment=Augment(crop=1))))
     assert (x.shape, x.dtype, y.shape, y.dtype) == ((8, 3, 8, 8), torch.float32, (8,), torch.int64)
-    x, y = next(iter(make(kind, batch_size=8)))
+    x, y = next(iter(make(batch_size=8)))
     assert (x.shape, x.dtype, y.shape, y.dtype) == ((8, 3, 8, 8), torch.float32, (8, 5), torch.float32)
     torch.testing.assert_close(y.sum(1), torch.ones(8))
-    x, _ = next(iter(make(kind, batch_size=8, augment=Augment(crop=1), normalizer=None)))
+    x, _ = next(iter(make(batch_size=8, augment=Augment(crop=1), normalizer=None)))
     assert x.dtype == torch.uint8
 
 
-@KINDS
-def test_an_epoch_shows_each_sample_at_most_once_and_epochs_differ(make: Make, kind: str) -> None:
-    loader = make(kind, batch_size=16, augment=None, normalizer=None)
+def test_an_epoch_shows_each_sample_at_most_once_and_epochs_differ(make: Make) -> None:
+    loader = make(batch_size=16, augment=None, normalizer=None)
     epochs = [torch.cat([x for x, _ in loader]) for _ in range(2)]
     assert len(loader) == 3  # of 50 samples, 2 are left out
     assert all(len(epoch.unique(dim=0)) == 48 for epoch in epochs)
@@ -77,7 +75,7 @@ def test_mixing_partner_is_the_right_neighbour_in_the_global_batch(make: Make) -
 
 @KINDS
 @AUGMENTS
-@pytest.mark.parametrize("interrupted", [1, 4, 9])
+@pytest.mark.parametrize("interrupted", [1, 8])
 def test_resume_continues_with_the_next_batch(make: Make, kind: str, augment: Any, interrupted: int) -> None:
     settings: dict[str, Any] = {"batch_size": 12} | ({"augment": augment} if augment else {})  # 4 batches an epoch
     whole = [batch for loader in [make(kind, **settings)] for _ in range(3) for batch in loader]
@@ -89,9 +87,8 @@ def test_resume_continues_with_the_next_batch(make: Make, kind: str, augment: An
     assert equal(head + tail, whole)
 
 
-@KINDS
-def test_state_counts_what_was_yielded(make: Make, kind: str) -> None:
-    loader = make(kind, batch_size=12)
+def test_state_counts_what_was_yielded(make: Make) -> None:
+    loader = make(batch_size=12)
     assert loader.state_dict() == {"epoch": 0, "batch": 0}
     abandoned = iter(loader)
     del abandoned
@@ -117,7 +114,7 @@ def test_a_state_at_the_trainers_limit_continues_with_the_next_epoch(make: Make,
 
 @KINDS
 @pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("batch_size", [3, 7, 16, 50, 64])
+@pytest.mark.parametrize("batch_size", [3, 16, 64])
 def test_evaluation_counts_every_sample_once(make: Make, kind: str, world: int, batch_size: int) -> None:
     ranks = [
         make(kind, train=False, augment=None, normalizer=None, batch_size=batch_size, rank=r, world_size=world)
@@ -135,8 +132,8 @@ def test_evaluation_counts_every_sample_once(make: Make, kind: str, world: int, 
     assert equal([(torch.cat(images), torch.cat(labels))], list(reference))
 
 
-@pytest.mark.parametrize("n", [1, 7, 8, 9, 10, 16])
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("n", [1, 8, 9, 10])
+@pytest.mark.parametrize("world", [1, 4])
 def test_without_filling_rows_each_sample_is_there_once(n: int, world: int) -> None:
     """Each rank gets some of the last batch, if there are enough."""
     images, labels = torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1), torch.arange(n)

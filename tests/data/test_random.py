@@ -2,7 +2,7 @@
 
 import torch
 
-from lathe.data.random import epoch_permutation, hashed_seed, sample_betas, sample_seeds, sample_uniforms, to_integers
+from lathe.data.random import hashed_seed, sample_betas, sample_seeds, sample_uniforms, to_integers
 
 
 def test_integers_are_uniform_and_never_reach_the_count() -> None:
@@ -23,18 +23,3 @@ def test_the_seeds_of_a_batch_are_those_of_its_samples() -> None:
     rows = [0, 5, 10**9]
     assert sample_seeds(-3, rows, 7) == [hashed_seed(-3, f"sample {row}", 7) for row in rows]
     assert sample_seeds(0, [1, 2], 0) == [7198330153459917495, 65179983866782543]  # pinned by earlier runs
-
-
-def test_tables_repeat_and_differ_by_seed_and_epoch() -> None:
-    for table in (
-        lambda s, e: epoch_permutation(s, e, 1000),
-        lambda s, e: sample_uniforms(s, e, 500, 3),
-        lambda s, e: sample_betas(s, e, 500, 0.3, "mixup"),
-    ):
-        torch.manual_seed(5)
-        first = table(0, 1)
-        torch.rand(3)
-        assert torch.equal(first, table(0, 1))
-        assert not torch.equal(first, table(0, 2))
-        assert not torch.equal(first, table(1, 1))
-        assert not torch.equal(first, table(-1, 1))

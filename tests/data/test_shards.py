@@ -64,17 +64,9 @@ def test_what_is_read_is_what_was_written(folder: Path) -> None:
 
 def test_a_window_of_all_shards_is_the_order_of_data_in_memory(folder: Path) -> None:
     images, labels = (torch.from_numpy(part) for part in pixels()["train"])
+    settings: dict[str, Any] = {"num_classes": 5, "augment": EVERYTHING, "device": torch.device("cpu")}
     normalizer = Normalizer((0.4, 0.5, 0.6), (0.2, 0.25, 0.3), 3)
-    resident = ResidentLoader(
-        images,
-        labels,
-        num_classes=5,
-        normalizer=normalizer,
-        augment=EVERYTHING,
-        device=torch.device("cpu"),
-        train=True,
-        batch_size=12,
-    )
+    resident = ResidentLoader(images, labels, normalizer=normalizer, train=True, batch_size=12, **settings)
     streamed = loader(folder, window=7)
     for _ in range(2):
         assert same(list(resident), list(streamed))
@@ -94,16 +86,14 @@ def test_a_window_mixes_its_own_shards_only() -> None:
     assert torch.equal(window_order(5, 1, sizes, 9), epoch_permutation(5, 1, 50))
 
 
-@pytest.mark.parametrize(("world", "window"), [(2, 3)])
-def test_ranks_together_see_the_batches_of_one_process(npy: Path, world: int, window: int) -> None:
-    one = loader(npy, window)
-    ranks = [loader(npy, window, rank=rank, world_size=world) for rank in range(world)]
+def test_ranks_together_see_the_batches_of_one_process(npy: Path) -> None:
+    one, ranks = loader(npy, 3), [loader(npy, 3, rank=rank, world_size=2) for rank in range(2)]
     for _ in range(2):
         joined = [tuple(torch.cat(column) for column in zip(*parts, strict=True)) for parts in zip(*ranks, strict=True)]
         assert same(joined, list(one))
 
 
-@pytest.mark.parametrize("interrupted", [1, 4, 6])
+@pytest.mark.parametrize("interrupted", [1, 6])
 def test_resume_continues_with_the_next_batch_and_reads_nothing_twice(
     npy: Path, interrupted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +220,7 @@ def test_webdataset_reads_the_same_samples(tmp_path: Path) -> None:
     ("settings", "says"),
     [
         ({"shape": (4, 8, 8)}, r"encoding=png takes 1 or 3 channels and the images have 4"),
-        ({"num_classes": 3}, r"has the class \d, but there are 3"),
+        ({"num_classes": 3}, r"has classes from 0 to \d, but num_classes=3"),
     ],
 )
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path, settings: dict[str, Any], says: str) -> None:

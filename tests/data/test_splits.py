@@ -23,12 +23,6 @@ def test_split_is_a_partition_of_the_exact_sizes() -> None:
     assert np.array_equal(np.sort(np.concatenate(list(rows.values()))), np.arange(1003))
 
 
-@pytest.mark.parametrize("sizes", [{"val": 0}, {"val": 10}, {"val": 6, "test": 5}])
-def test_sizes_that_leave_nothing_are_refused(sizes: dict[str, int]) -> None:
-    with pytest.raises(UserError, match=f"^val_size={sizes['val']}"):
-        stratified_split(np.zeros(10, dtype=np.int64), sizes, seed=0)
-
-
 # data.folds and data.fold: each sample validates once, classes are divided equally, test is unchanged.
 
 

@@ -116,7 +116,7 @@ def test_named_parts_and_own_tasks_take_other_samples(tmp_path: Path) -> None:
 
 def test_data_that_have_changed_since_the_run_warn_or_are_refused(tmp_path: Path) -> None:
     cfg = run(tmp_path, "pair")
-    train(cfg)
+    result = train(cfg)
     done = RunDir(cfg["paths"]["run_dir"])
     assert torch.load(done.best, weights_only=True)["DatasetDataModule"] == {
         "sizes": {"train": 32, "val": 4, "test": 4},
@@ -124,6 +124,7 @@ def test_data_that_have_changed_since_the_run_warn_or_are_refused(tmp_path: Path
     }
     asked = {**cfg, "request": {"run": str(done.path), "checkpoint": "best", "split": "test", "output": None}}
     same = evaluate(asked)
+    assert same["test/loss"] == pytest.approx(result["test/loss"], rel=1e-6)
     asked["data"] = {**cfg["data"], "train": {**cfg["data"]["train"], "n": 41}}
     told = r"^The data are not those that this checkpoint was trained with: train 32 -> 33\. Where splits are cut"
     with pytest.warns(UserWarning, match=told):
@@ -132,9 +133,10 @@ def test_data_that_have_changed_since_the_run_warn_or_are_refused(tmp_path: Path
     cfg["data"]["train"]["n"], cfg["trainer"]["max_epochs"] = 60, 2
     with pytest.raises(UserError, match=r"ckpt: the data are not those that it was written with, train 32 -> 48"):
         train(cfg)
-    begun = run(tmp_path / "from", "pair", f"ckpt_path={done.last}", "ckpt_mode=trainer", "trainer.max_epochs=2")
+    other = ("seed=2", f"ckpt_path={done.last}", "ckpt_mode=trainer", "trainer.max_epochs=2")
+    begun = run(tmp_path / "from", "pair", *other)
     begun["data"]["train"]["n"] = 41
-    assert train(begun)["steps"] == 8  # another run may resume with other data
+    assert train(begun)["steps"] == 8  # another run may begin with other data and another seed
 
 
 def test_a_checkpoint_of_a_run_with_another_seed_warns_or_is_refused(tmp_path: Path) -> None:
@@ -150,6 +152,3 @@ def test_a_checkpoint_of_a_run_with_another_seed_warns_or_is_refused(tmp_path: P
     second["trainer"]["max_epochs"] = 2
     with pytest.raises(UserError, match=r"last\.ckpt: the data are not those .*, data\.seed 1 -> 2"):
         train(second)
-    begun = run(tmp_path / "from", "pair", f"ckpt_path={folders[0].last}", "ckpt_mode=trainer", "trainer.max_epochs=2")
-    assert begun["data"]["seed"] == 42
-    assert train(begun)["steps"] == 8  # as another run may

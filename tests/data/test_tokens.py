@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.runs import config
 from support.tokens import COUNT, Fixed, stream
 from torch import Tensor, nn
 
@@ -17,8 +16,6 @@ from lathe.data.synthetic import SyntheticTokens
 from lathe.data.token_file import TokenFiles, TokenWriter, write_meta
 from lathe.data.tokens import TokenDataModule, TokenLoader, Tokens
 from lathe.errors import UserError
-from lathe.runs.build import make_task
-from lathe.runs.instantiate import instantiate
 from lathe.tasks import LanguageModellingTask
 from lathe.trainer import Trainer
 
@@ -47,8 +44,8 @@ def targets(batches: list[Batch]) -> Counter[int]:
     return Counter(y for _, ys in batches for y in ys.flatten().tolist() if y != -100)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("batch_size", [3, 6, 64])
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("batch_size", [3, 64])
 @pytest.mark.parametrize("length", [1, 4, 82])
 def test_evaluation_counts_every_target_once(world: int, batch_size: int, length: int) -> None:
     ranks = [loader(length, batch_size=batch_size, rank=rank, world_size=world) for rank in range(world)]
@@ -73,7 +70,7 @@ def test_evaluation_reads_the_same_context_whatever_the_batches() -> None:
     assert len(rows[0]) == math.ceil((COUNT - 1) / 4)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, 3])
 def test_a_training_epoch_has_every_token_once_but_for_a_moving_rest(world: int) -> None:
     tokens = stream(6 * 4 * 3 + 3)  # three whole batches, and three tokens for which no window is left
     ranks = [loader(tokens=tokens, train=True, rank=rank, world_size=world) for rank in range(world)]
@@ -158,42 +155,6 @@ def test_a_table_of_pairs_reaches_the_entropy() -> None:
     assert abs(metrics["test/accuracy"] - source.best_accuracy) < 0.02
 
 
-@pytest.mark.slow
-def test_gpt_nano_comes_near_the_entropy() -> None:
-    """Two epochs, some seconds. With a lag of 2 the previous token carries no information: without working attention
-    the loss stays at ln V.
-    """
-    cfg = config(
-        "data=synthetic_tokens",
-        "model=gpt_nano",
-        "optimizer=adamw",
-        "optimizer.lr=0.003",
-        "seed=0",
-        "data.source.lag=2",
-        "data.vocab_size=8",
-    )
-    torch.manual_seed(0)
-    data, task = instantiate(cfg["data"], "data"), make_task(cfg, train=False)
-    data.setup()
-    optimizer = torch.optim.AdamW(task.net.parameters(), lr=0.003)
-    for _ in range(2):
-        for batch in data.train_dataloader():
-            optimizer.zero_grad()
-            task.losses(task.net(batch[0]), batch)["cross_entropy"].backward()
-            optimizer.step()
-    with torch.no_grad():
-        sums = sum(
-            task.reduce(out := task.net(batch[0]), batch, task.losses(out, batch)["cross_entropy"])
-            for batch in data.test_dataloader()
-        )
-    loss, correct, count = sums.tolist()  # type: ignore[union-attr]
-    assert count == 512 * data.length
-    sequences = data.source.load()["test"].ids.reshape(512, -1)
-    floor = -data.source.log_probabilities(sequences).mean()  # of these sequences
-    assert -0.01 < loss / count - floor < 0.05
-    assert abs(correct / count - data.source.best_accuracy) < 0.02
-
-
 # Token files on disk: read from a memory map; damaged, truncated and foreign ones are refused.
 
 
@@ -219,9 +180,7 @@ def source(folder: Path, **settings: Any) -> TokenFiles:
     return TokenFiles(str(folder.parent), folder.name, **settings)
 
 
-@pytest.mark.parametrize(
-    ("vocab_size", "dtype"), [(300, np.uint16), (2**16, np.uint16), (2**16 + 1, np.uint32), (2**32, np.uint32)]
-)
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(2**16, np.uint16), (2**16 + 1, np.uint32)])
 def test_what_was_written_is_read_from_a_map(tmp_path: Path, vocab_size: int, dtype: type) -> None:
     found = source(write(tmp_path / "tokens", vocab_size)).load()
     for number, (name, count) in enumerate({"train": 50, "val": 20, "test": 10}.items()):

@@ -51,14 +51,14 @@ def test_batches_draws_and_position_are_those_without(make: Any) -> None:
     assert set(active_children()) <= children
 
 
-def test_the_default_is_one_per_core_for_shards_and_none_for_other_data(
+def test_the_default_is_four_or_one_per_core_for_shards_and_none_for_other_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "physical_cores", lambda: 6)
+    monkeypatch.setattr(shards, "physical_cores", lambda: 64)
     source = Shards("", str(write(tmp_path / "set", (1, 8, 8))))
     facts = FACTS | {"num_classes": 5, "batch_size": 10}
-    assert ShardDataModule(source, **facts, loader="workers").reader["num_workers"] == 6
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert ShardDataModule(source, **facts, loader="workers").reader["num_workers"] == 4
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")
     assert ShardDataModule(source, **facts, loader="workers").reader["num_workers"] == 1
     assert ShardDataModule(source, **facts, loader="workers", num_workers=0).reader["num_workers"] == 0
     assert images().reader["num_workers"] == dataset().options["num_workers"] == 0

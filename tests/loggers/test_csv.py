@@ -148,7 +148,7 @@ def write(logger: CSVLogger, steps: range) -> None:
             logger.log_metrics({"late": 1.5}, step=step)
 
 
-@pytest.mark.parametrize("checkpoint", [1, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("checkpoint", [1, 4, 6])
 @pytest.mark.parametrize("torn", [b"", b"9,0.11", b"9,0.1111,2,\n10,"])
 def test_a_continued_file_is_the_uninterrupted_one(tmp_path: Path, checkpoint: int, torn: bytes) -> None:
     whole, broken = tmp_path / "whole.csv", tmp_path / "broken.csv"
@@ -166,11 +166,6 @@ def test_a_continued_file_is_the_uninterrupted_one(tmp_path: Path, checkpoint: i
     write(second, range(checkpoint + 1, 13))
     second.finalize("success")
 
-    def rows(path: Path) -> list[dict[str, str]]:
-        with open(path, newline="") as file:
-            return list(csv_module.DictReader(file))
-
-    assert rows(broken) == rows(whole)
     assert broken.read_bytes() == whole.read_bytes()
 
 

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lathe.config.resolve import flatten
 from lathe.errors import UserError
-from lathe.loggers import comet, main_facts, mlflow, run_facts, tensorboard, wandb
+from lathe.loggers import comet, mlflow, run_facts, tensorboard, wandb
 from lathe.training.train import train
 
 __all__ = ["interruption"]  # a fixture
@@ -27,7 +27,6 @@ def run_of(cfg: dict[str, Any]) -> Path:
 
 
 def test_tensorboards_hparams_are_the_chosen_groups_and_what_was_typed(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
     cfg = new_run(tmp_path, *WORDS, "logger=tensorboard")
@@ -57,6 +56,9 @@ def test_wandbs_offline_file_has_configuration_tags_and_result(
     """Also of an interrupted run: the same id, in the same folder, and its result once."""
     import wandb as package
 
+    ends: list[int | None] = []
+    end = package.finish
+    monkeypatch.setattr(package, "finish", lambda exit_code=None: (ends.append(exit_code), end(exit_code)))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     words = (
         "logger.wandb.tags=[mine]",
@@ -68,6 +70,8 @@ def test_wandbs_offline_file_has_configuration_tags_and_result(
     interruption.hook, interruption.step = "on_test_start", 1
     with pytest.raises(Interrupted):
         train(cfg)
+    # else the next run of a sweep would end it, after its directory was removed, or continue in it
+    assert (ends, package.run) == ([1], None)
     cfg["trainer"]["max_epochs"], interruption.step = 2, 10**9
     result = train(cfg)
     assert package.run is None
@@ -82,23 +86,6 @@ def test_wandbs_offline_file_has_configuration_tags_and_result(
     assert summary["result/steps"] == result["steps"]
     assert found.artifacts[-1] == f"{run_of(cfg).name}-best"
     assert len(list((run_of(cfg) / "wandb").glob(f"offline-run-*-{run_of(cfg).name}"))) == 2
-
-
-@pytest.mark.slow
-def test_a_failed_run_leaves_no_wandb_run_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruption: Interruption
-) -> None:
-    """The next run of a sweep would end it, after its directory was removed, or continue in it."""
-    import wandb as package
-
-    ends: list[int | None] = []
-    end = package.finish
-    monkeypatch.setattr(package, "finish", lambda exit_code=None: (ends.append(exit_code), end(exit_code)))
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    interruption.hook, interruption.step = "on_test_start", 1
-    with pytest.raises(Interrupted):
-        train(new_run(tmp_path, *WORDS, "logger=wandb"))
-    assert (ends, package.run) == ([1], None)
 
 
 @pytest.mark.slow
@@ -175,41 +162,6 @@ def test_secrets_are_hidden() -> None:
     }
 
 
-def test_main_facts_are_choices_and_typed_values() -> None:
-    facts = {
-        "seed": 1,
-        "paths.run_dir": "/logs/a",
-        "model.net.depth": 20,
-        "optimizer.lr": 0.1,
-        "optimizer.momentum": 0.9,
-        "optimizer.nesterov": True,
-        "callbacks.checkpoint.mode": "max",
-        "compression.qat.bits": {"a": 4},
-        "logger.hub.api_key": "hidden",
-    }
-    typed = [
-        "model=mlp",
-        "optimizer={_target_: mine.Opt, token: abc}",
-        "callbacks=[default,ema]",
-        "+optimizer.momentum=0.9",
-        "compression.qat.bits={a: 4}",
-        "logger.hub.api_key=abc",
-        "~callbacks.ema",
-        "scheduler=null",
-    ]
-    assert main_facts(facts, {"model": "resnet20", "data": "digits", "launch": "slurm"}, typed) == {
-        "model": "mlp",
-        "data": "digits",
-        "optimizer": "custom",
-        "callbacks": "[default,ema]",
-        "seed": 1,
-        "optimizer.lr": 0.1,
-        "optimizer.momentum": 0.9,
-        "compression.qat.bits": {"a": 4},
-        "run_dir": "/logs/a",
-    }
-
-
 def points(run_dir: Path, name: str) -> list[tuple[int, float]]:
     events = EventAccumulator(str(run_dir / "tensorboard"))
     events.Reload()
@@ -228,8 +180,7 @@ def test_tensorboard_hides_points_that_will_be_written_again(tmp_path: Path) -> 
     assert points(tmp_path, "train/loss") == [(1, 0.0), (2, 0.0), (3, 1.0), (4, 1.0)]
 
 
-# MLflow 3.17 asks SQLAlchemy 2.1 for a deprecated loader
-@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
+@quiet
 @pytest.mark.slow
 def test_an_address_that_cant_be_used_is_refused_without_its_login(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^logger\.mlflow\.tracking_uri=.* can't be used") as caught:

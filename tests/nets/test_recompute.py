@@ -17,7 +17,6 @@ from lathe.nets import GPT, CifarResNet, DeepMLP, ViT
 from lathe.nets.recompute import Offloaded, apply, check_device
 from lathe.strategies.ddp import SyncBatchNorm
 
-HOW = ["blocks", "every_2", "every_3", "sqrt", "offload"]
 Make = Callable[[], tuple[nn.Module, Tensor]]
 NETS: dict[str, Make] = {
     "deep_mlp": lambda: (
@@ -25,6 +24,7 @@ NETS: dict[str, Make] = {
         torch.rand(5, 1, 4, 4),
     ),
     "resnet20": lambda: (CifarResNet(depth=20, width=4, num_classes=3), torch.rand(5, 3, 8, 8)),
+    "resnet8": lambda: (CifarResNet(depth=8, width=4, num_classes=3), torch.rand(5, 3, 8, 8)),
     "vit": lambda: (
         ViT(channels=1, image_size=8, num_classes=3, patch_size=4, width=8, depth=4, heads=2, dropout=0.2),
         torch.rand(3, 1, 8, 8),
@@ -73,7 +73,7 @@ def saved_bytes(net: nn.Module, x: Tensor) -> int:
     return total
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", ["blocks", "every_3", "sqrt", "offload"])
 @pytest.mark.parametrize("name", ["deep_mlp", "resnet20", "gpt"])
 def test_losses_gradients_and_buffers_are_equal_bit_for_bit(name: str, how: str) -> None:
     net, x = NETS[name]()
@@ -84,7 +84,7 @@ def test_losses_gradients_and_buffers_are_equal_bit_for_bit(name: str, how: str)
     assert differing({"eval": net.eval()(x)}, {"eval": other.eval()(x)}) == []
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", ["blocks", "sqrt", "offload"])
 def test_autocast_is_that_of_the_forward_pass(how: str) -> None:
     net, x = NETS["vit"]()
     other = copy.deepcopy(net)
@@ -100,7 +100,7 @@ def test_autocast_is_that_of_the_forward_pass(how: str) -> None:
     assert differing(cast(net), cast(other)) == []
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", ["blocks", "sqrt", "offload"])
 def test_a_copy_recomputes_its_own_blocks(how: str) -> None:
     net = deep(9)
     apply(net, how)
@@ -117,19 +117,12 @@ def test_a_copy_recomputes_its_own_blocks(how: str) -> None:
 
 def calls(net: nn.Module, x: Tensor) -> list[int]:
     """Return how often each block runs in one step."""
-    counts = [0] * len(net.blocks)
-
-    def count(index: int) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            counts[index] += 1
-
-        return hook
-
-    handles = [block.linear.register_forward_pre_hook(count(index)) for index, block in enumerate(net.blocks)]
+    ran: list[nn.Module] = []
+    handles = [block.linear.register_forward_pre_hook(lambda layer, _: ran.append(layer)) for block in net.blocks]
     net(x).sum().backward()
     for handle in handles:
         handle.remove()
-    return counts
+    return [ran.count(block.linear) for block in net.blocks]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +131,6 @@ def calls(net: nn.Module, x: Tensor) -> list[int]:
         ("none", [1] * 7),
         ("offload", [1] * 7),
         ("blocks", [2] * 7),
-        ("every_1", [2] * 7),
         ("every_2", [2, 1, 2, 1, 2, 1, 2]),
         ("every_7", [2, 1, 1, 1, 1, 1, 1]),
         ("sqrt", [2] * 7),
@@ -166,9 +158,8 @@ def test_activations_that_are_kept() -> None:
         apply(net, how)
         kept[how] = saved_bytes(net, x)
     row = 4 * 128 * 64  # bytes of one activation
-    outside = (
-        4 * 128 * (16 + 2) + 3 * row
-    )  # image, statistics of the stem's norm; inputs of its norm and GELU; input of the head
+    # image, statistics of the stem's norm; inputs of its norm and GELU; input of the head
+    outside = 4 * 128 * (16 + 2) + 3 * row
     assert kept["none"] == outside + 64 * (3 * row + 4 * 128 * 2)
     assert kept["blocks"] == outside + 64 * row
     assert kept["every_2"] == outside + 32 * row + 32 * (3 * row + 4 * 128 * 2)
@@ -180,7 +171,7 @@ def test_activations_that_are_kept() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated")  # torch's, in the imports of its compiler
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # its tracer reads the input of a compiled block
-@pytest.mark.parametrize(("name", "how", "compiled"), [("deep_mlp", "sqrt", "blocks"), ("resnet20", "blocks", "net")])
+@pytest.mark.parametrize(("name", "how", "compiled"), [("deep_mlp", "sqrt", "blocks"), ("resnet8", "blocks", "net")])
 def test_a_compiled_net_computes_the_same(name: str, how: str, compiled: str) -> None:
     torch.compiler.reset()
     net, x = NETS[name]()
@@ -262,10 +253,10 @@ def train(rank: int, spread: str, how: str) -> dict[str, Tensor]:
     torch.manual_seed(0)
     net: nn.Module
     if spread == "fully_shard":
-        net = GPT(vocab_size=11, max_length=8, width=16, depth=5, heads=4, dropout=0.1)
+        net = GPT(vocab_size=11, max_length=8, width=16, depth=4, heads=4, dropout=0.1)
         x = torch.randint(11, (2, 3, 8))[rank]
     else:
-        net = CifarResNet(depth=14, width=4)
+        net = CifarResNet(depth=8, width=4)
         x = torch.rand(2, 4, 3, 8, 8)[rank]
     apply(net, how)
     called: Any = net

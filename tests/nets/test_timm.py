@@ -21,19 +21,12 @@ pytestmark = pytest.mark.usefixtures("timm")
 # name: (side of an image, blocks, whether each block's input is the output of the one before)
 FAMILIES: dict[str, tuple[int, int, bool]] = {
     "resnet10t": (32, 4, True),
-    "seresnext26d_32x4d": (32, 8, True),
     "convnext_atto": (32, 15, True),
-    "convnextv2_atto": (32, 15, True),
     "vit_tiny_patch16_224": (32, 12, True),
-    "deit_tiny_distilled_patch16_224": (32, 12, True),
     "swin_tiny_patch4_window7_224": (56, 15, True),
     "efficientnet_b0": (32, 7, True),
-    "mobilenetv3_small_050": (32, 6, True),
-    "mobilenetv4_conv_small": (32, 5, True),
     "regnetx_002": (32, 13, True),
     "densenet121": (32, 7, True),
-    "mixer_s32_224": (64, 8, True),
-    "resnetv2_50": (32, 16, True),
     "repvgg_a0": (32, 21, True),
     "tiny_vit_5m_224": (64, 15, False),  # flattens between a stage's downsampling and its blocks
     "dla46x_c": (32, 0, True),
@@ -122,19 +115,17 @@ def step(net: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return {"loss": loss.detach(), **gradients, **dict(net.named_buffers())}
 
 
-@pytest.mark.parametrize("how", ["blocks", pytest.param("every_2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "efficientnet_b0"])
-def test_recomputing_changes_no_value(name: str, how: str) -> None:
+def test_recomputing_changes_no_value(name: str) -> None:
     found = []
-    for word in ("none", how):
+    for how in ("none", "blocks"):
         torch.manual_seed(0)
         net = timm_net(name, in_channels=1, num_classes=3, image_size=32, drop_path_rate=0.3)
-        recompute.apply(net, word)
-        called = [0]
-        blocks_of(net)[0].register_forward_pre_hook(lambda *_, called=called: called.__setitem__(0, called[0] + 1))
+        recompute.apply(net, how)
+        calls: list[nn.Module] = []
         inner = next(m for m in blocks_of(net)[0].modules() if isinstance(m, nn.Conv2d | nn.LayerNorm))
-        inner.register_forward_pre_hook(lambda *_, called=called: called.__setitem__(0, called[0] + 1))
-        found.append((step(net, torch.randn(4, 1, 32, 32)), called[0]))
+        inner.register_forward_pre_hook(lambda layer, _, calls=calls: calls.append(layer))
+        found.append((step(net, torch.randn(4, 1, 32, 32)), len(calls)))
     (plain, once), (again, twice) = found
-    assert twice > once
+    assert twice == 2 * once
     assert [key for key in plain if not torch.equal(plain[key], again[key])] == []

@@ -95,46 +95,46 @@ def test_layer_decay_follows_the_depth(name: str, first: list[str], last: list[s
         assert [numbers[key] for key in chain] == [2, 3, 4]
 
 
+SHARDED, CUT = "vit_tiny_patch16_224", "convnext_atto"
+
+
 def shared_out(rank: int) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         timm_here.use(patch)
-        return {name: fit(name, FSDP(), world=2, part=(rank, 2), steps=3) for name in TIMM[::2]}
+        return fit(SHARDED, FSDP(), world=2, part=(rank, 2), steps=3)
 
 
 @pytest.mark.slow
 @pytest.mark.law2
 def test_fsdp_on_two_ranks_has_the_losses_of_one_process() -> None:
-    ranks = on_ranks(shared_out, timeout=200)
-    for name in TIMM[::2]:
-        assert relative(mean_losses([rank[name] for rank in ranks]), fit(name, steps=3)["losses"]) < 1e-4
+    ranks, alone = on_ranks(shared_out, timeout=200), fit(SHARDED, steps=3)
+    assert relative(mean_losses(ranks), alone["losses"]) < 1e-4
+    assert ranks[0]["held"] < 0.6 * alone["held"]
+    for name in TIMM:
         net = timm_net(name, in_channels=1, num_classes=3, image_size=32)
         whole = sum(p.numel() for p in net.parameters())
-        assert ranks[0][name]["held"] < 0.6 * fit(name, steps=1)["held"]
-        assert sum(p.numel() for unit in units(net, 0) for p in unit.parameters()) > 0.9 * whole
+        assert sum(p.numel() for unit in units(net, 0) for p in unit.parameters()) > 0.9 * whole, name
 
 
 def cut(rank: int, folder: str) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         timm_here.use(patch)
-        done = {n: pipeline_fit.fit(n, Pipeline(), folder=Path(folder) / n, optimizer=adam) for n in TIMM[1:]}
-        return {name: pipeline_fit.plain(one) for name, one in done.items()}
+        return pipeline_fit.plain(pipeline_fit.fit(CUT, Pipeline(), folder=Path(folder), optimizer=adam))
 
 
 @pytest.mark.slow
 @pytest.mark.law2
 def test_a_pipeline_of_two_stages_has_the_losses_of_one_process(tmp_path: Path) -> None:
     ranks = on_ranks(cut, str(tmp_path / "two"), timeout=250)
-    for name in TIMM[1:]:
-        one = pipeline_fit.fit(name, folder=tmp_path / "one" / name, optimizer=adam)
-        for rank in ranks:
-            assert rank[name]["losses"] == pytest.approx(one["losses"], rel=1e-3)
-            assert rank[name]["validated"] == pytest.approx(one["validated"], rel=1e-3)
-        files = [torch.load(tmp_path / where / name / "last.ckpt", weights_only=True) for where in ("one", "two")]
-        assert [*files[0]["state_dict"]] == [*files[1]["state_dict"]]
+    alone = pipeline_fit.fit(CUT, folder=tmp_path / "one", optimizer=adam)
+    for rank in ranks:
+        assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-3)
+        assert rank["validated"] == pytest.approx(alone["validated"], rel=1e-3)
+    files = [torch.load(tmp_path / where / "last.ckpt", weights_only=True) for where in ("one", "two")]
+    assert [*files[0]["state_dict"]] == [*files[1]["state_dict"]]
 
 
-CHAINED = ("mobilenetv3_small_050", "deit_tiny_distilled_patch16_224", "efficientnet_b0", "regnetx_002")
-NOT = {"xcit_nano_12_p16_224": 32, "ghostnet_050": 32}
+CHAINED = ("mobilenetv3_small_050", "efficientnet_b0", "regnetx_002")
 
 
 @pytest.mark.parametrize("name", [*TIMM, *(pytest.param(name, marks=pytest.mark.slow) for name in CHAINED)])
@@ -152,8 +152,7 @@ def test_a_net_is_its_parts(name: str) -> None:
     assert all(torch.equal(value, before[key]) for key, value in other.state_dict().items())
 
 
-@pytest.mark.parametrize("name", NOT)
-def test_a_net_that_is_more_than_its_parts_is_not_cut(name: str) -> None:
-    net = timm_net(name, in_channels=1, num_classes=3, image_size=NOT[name])
+def test_a_net_that_is_more_than_its_parts_is_not_cut() -> None:
+    net = timm_net("xcit_nano_12_p16_224", in_channels=1, num_classes=3, image_size=32)
     with pytest.raises(UserError, match="use strategy=ddp or fsdp"):
         chain_of(net, "pipeline")

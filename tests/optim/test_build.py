@@ -3,13 +3,12 @@
 import io
 import math
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
-from support.runs import SMALL, column, config, new_run
+from support.runs import SMALL, config
 from torch import nn
 
 from lathe.errors import UserError
@@ -18,7 +17,6 @@ from lathe.optim import build_optimizer
 from lathe.optim.build import layer_numbers, parameter_groups
 from lathe.runs.build import make_task
 from lathe.tasks.scheduler import build_scheduler
-from lathe.training.train import train
 
 BASE = {
     "kind": torch.optim.SGD,
@@ -40,30 +38,15 @@ def small_net() -> CifarResNet:
     return CifarResNet(depth=8, width=4)
 
 
-CONVOLUTIONS = [
-    *[
-        "conv.weight",
-        "blocks.0.conv1.weight",
-        "blocks.0.conv2.weight",
-        "blocks.1.conv1.weight",
-        "blocks.1.conv2.weight",
-    ],
-    *[
-        "blocks.1.shortcut.conv.weight",
-        "blocks.2.conv1.weight",
-        "blocks.2.conv2.weight",
-        "blocks.2.shortcut.conv.weight",
-    ],
-]
-
-
 def test_norms_and_biases_do_not_decay() -> None:
     net = small_net()
     optimizer = build_optimizer(net, **BASE, momentum=0.9, nesterov=True)
-    groups = names_by_group(net, optimizer)
-    rest = [name for name, _ in net.named_parameters() if name not in [*CONVOLUTIONS, "head.weight"]]
-    assert groups == {"decay": [*CONVOLUTIONS, "head.weight"], "no_decay": rest}
-    assert len(rest) == 19  # 9 norms with weight and bias, and the bias of the head
+    names = [name for name, _ in net.named_parameters()]
+    decay = [name for name in names if name == "head.weight" or name.endswith(("conv.weight", "1.weight", "2.weight"))]
+    decay = [name for name in decay if ".bn" not in name]
+    rest = [name for name in names if name not in decay]
+    assert names_by_group(net, optimizer) == {"decay": decay, "no_decay": rest}
+    assert (len(decay), len(rest)) == (10, 19)  # 9 norms with weight and bias, and the bias of the head
     assert [group["weight_decay"] for group in optimizer.param_groups] == [5e-4, 0.0]
     assert [(group["lr"], group["momentum"], group["nesterov"]) for group in optimizer.param_groups] == [
         (0.1, 0.9, True)
@@ -93,8 +76,6 @@ def test_rules_pick_exactly_these_names(no_decay: list[str] | None, expected: li
     [
         ("none", 512, 0.1),
         ("linear", 512, 0.4),
-        ("linear", 64, 0.05),
-        ("sqrt", 512, 0.2),
         ("sqrt", 64, 0.1 / math.sqrt(2)),
     ],
 )
@@ -196,12 +177,7 @@ def test_each_rule_multiplies_and_the_last_one_counts() -> None:
 
 
 def test_it_multiplies_what_layers_and_roles_have() -> None:
-    words = (
-        *VIT,
-        "optimizer=muon",
-        "optimizer.lr=1.0",
-        "optimizer.layer_decay=0.5",
-    )
+    words = (*VIT, "optimizer=muon", "optimizer.lr=1.0", "optimizer.layer_decay=0.5")
     plain, scaled = (
         {group["name"]: group["lr"] for group in task._make_optimizer(task.net).param_groups}
         for task in (make_task(config(*words)), make_task(config(*words, "optimizer.lr_scale={head.*: 4}")))
@@ -225,10 +201,11 @@ def test_a_transformer_is_numbered_from_its_embeddings_to_its_head() -> None:
     assert set(numbers.values()) == {0, 1, 2, 3, 4}
 
 
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
-def test_each_layer_has_its_share(kind: type[torch.optim.Optimizer]) -> None:
+def test_each_layer_has_its_share() -> None:
     net = vit()
-    optimizer = build_optimizer(net, kind=kind, lr=1.0, weight_decay=0.1, no_decay=["norm", "bias"], layer_decay=0.5)
+    optimizer = build_optimizer(
+        net, kind=torch.optim.AdamW, lr=1.0, weight_decay=0.1, no_decay=["norm", "bias"], layer_decay=0.5
+    )
     rates = {group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
     for layer in range(5):
         assert rates[f"layer_{layer:02}/no_decay"] == (0.5 ** (4 - layer), 0.0)
@@ -237,17 +214,6 @@ def test_each_layer_has_its_share(kind: type[torch.optim.Optimizer]) -> None:
     numbers = layer_numbers(net)
     found = {names[id(p)]: group["layer"] for group in optimizer.param_groups for p in group["params"]}
     assert found == numbers
-
-
-def test_a_run_keeps_the_shares_along_its_schedule(tmp_path: Path) -> None:
-    cfg = new_run(
-        tmp_path, *SMALL, "model.net.depth=2", "optimizer.layer_decay=0.5", "trainer.max_epochs=1", "test=false"
-    )
-    train(cfg)
-    directory = Path(cfg["paths"]["run_dir"])
-    head, stem = column(directory, "lr-SGD/layer_02/decay"), column(directory, "lr-SGD/layer_00/decay")
-    assert head
-    assert stem == pytest.approx([rate / 4 for rate in head])
 
 
 def test_a_schedule_with_one_rate_for_all_is_refused() -> None:

@@ -96,18 +96,6 @@ def test_a_scheduler_that_cant_work_is_refused_before_training(cfg: tuple[str, .
         make_task(with_scheduler(*cfg))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (("optimizer=adamw", "optimizer.betas=[0.9]"), r"optimizer\.kind=AdamW refused "),
-        (("optimizer.kind.path=torch.nn.Linear",), r"optimizer\.kind=Linear: expected the class of "),
-    ],
-)
-def test_an_optimizer_that_cant_step_is_refused_before_training(overrides: tuple[str, ...], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        make_task(config("model=mlp", "model.net.width=4", *overrides))
-
-
 def test_clipping_with_a_fused_step_under_float16_is_refused() -> None:
     from lathe.config.validate import check
 

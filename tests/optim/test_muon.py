@@ -1,6 +1,5 @@
 """Muon compared with torch's if torch has one, else with the paper's claims."""
 
-import io
 from typing import Any
 
 import pytest
@@ -20,33 +19,21 @@ def build(net: nn.Module, **options: object) -> Muon:
     return optimizer
 
 
-def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: int = 0) -> float:
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        x, y = torch.rand(8, 3, 8, 8, generator=generator), torch.randint(10, (8,), generator=generator)
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(net(x), y)
-        loss.backward()
-        optimizer.step()
-    return loss.item()
-
-
 @pytest.mark.parametrize("shape", [(16, 16), (8, 40), (40, 8), (1, 5)])
 def test_singular_values_come_near_one(shape: tuple[int, int]) -> None:
     torch.manual_seed(0)
     matrix = torch.randn(shape)
     values = torch.linalg.svdvals(orthogonalise(matrix, 5))
-    assert (
-        0.65 < values.min() <= values.max() < 1.25
-    )  # the quintic's band; from values spread over two orders of magnitude
+    assert 0.65 < values.min() <= values.max() < 1.25  # the quintic's band
     u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
     cosine = (orthogonalise(matrix, 5) * (u @ vh)).sum() / orthogonalise(matrix, 5).norm() / (u @ vh).norm()
     assert cosine > 0.97
 
 
-@pytest.mark.parametrize("adjust_lr_fn", ["original", "match_rms_adamw"])
-@pytest.mark.parametrize("nesterov", [True, False])
-@pytest.mark.parametrize("shape", [(12, 5), (5, 12)])
+@pytest.mark.parametrize(
+    ("shape", "nesterov", "adjust_lr_fn"),
+    [((12, 5), True, "original"), ((5, 12), False, "original"), ((12, 5), False, "match_rms_adamw")],
+)
 def test_matrices_follow_torch_s_muon(shape: tuple[int, int], nesterov: bool, adjust_lr_fn: str) -> None:
     torch.manual_seed(0)
     start = torch.randn(shape)
@@ -133,29 +120,6 @@ def test_roles_and_learning_rates_of_a_resnet() -> None:
 def test_a_net_without_hidden_weights_is_refused() -> None:
     with pytest.raises(UserError, match="Muon found no hidden weight in MLP's `blocks`"):
         build(MLP(channels=3, image_size=8, num_classes=10, width=4, depth=1))
-
-
-def test_state_round_trips_bit_equal_through_a_weights_only_file() -> None:
-    torch.manual_seed(0)
-    net = CifarResNet(depth=8, width=4)
-    optimizer = build(net)
-    train(net, optimizer, 3)
-    file = io.BytesIO()
-    torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-
-    other = CifarResNet(depth=8, width=4)
-    other.load_state_dict(saved["net"])
-    resumed = build(other)
-    resumed.load_state_dict(saved["optimizer"])
-    for parameter, twin in zip(net.parameters(), other.parameters(), strict=True):
-        state, copy = optimizer.state[parameter], resumed.state[twin]
-        assert set(state) == set(copy)
-        assert all(torch.equal(state[key], copy[key]) and state[key].dtype == copy[key].dtype for key in state)
-    train(net, optimizer, 3, seed=1)
-    train(other, resumed, 3, seed=1)
-    assert all(torch.equal(net.state_dict()[key], other.state_dict()[key]) for key in net.state_dict())
 
 
 def test_orthogonalise_at_the_edges() -> None:

@@ -8,7 +8,7 @@ describes the arguments of all.
 import inspect
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import takewhile
@@ -75,36 +75,36 @@ class Draws:
         return self._each(lambda decisions: decisions.to(device))
 
     def _each(self, call: Callable[[Tensor], Tensor]) -> "Draws":
-        return Draws(*(None if (one := getattr(self, f.name)) is None else call(one) for f in fields(self)))
+        return Draws(*(None if (value := getattr(self, f.name)) is None else call(value) for f in fields(self)))
 
 
 def draw(augment: Augment, seed: int, epoch: int, n: int, height: int, width: int) -> Draws:
     """Draw the decisions of an epoch for samples 0..n-1 on the CPU, by (seed, epoch, sample) only."""
     u = sample_uniforms(seed, epoch, n, COLUMNS)
-    found: dict[str, Tensor] = {}
+    decisions: dict[str, Tensor] = {}
     if augment.crop:
-        found["top"] = to_integers(u[:, CROP_Y], 2 * augment.crop + 1)
-        found["left"] = to_integers(u[:, CROP_X], 2 * augment.crop + 1)
+        decisions["top"] = to_integers(u[:, CROP_Y], 2 * augment.crop + 1)
+        decisions["left"] = to_integers(u[:, CROP_X], 2 * augment.crop + 1)
     if augment.flip == "random":
-        found["flip"] = u[:, FLIP] < 0.5
+        decisions["flip"] = u[:, FLIP] < 0.5
     elif augment.flip == "alternating":
         first = sample_uniforms(seed, 0, n, COLUMNS)[:, FLIP] < 0.5
-        found["flip"] = first ^ bool(epoch % 2)
+        decisions["flip"] = first ^ bool(epoch % 2)
     if augment.cutout:
         side = torch.full((n,), augment.cutout)
         y, x = to_integers(u[:, CUTOUT_Y], height), to_integers(u[:, CUTOUT_X], width)
-        found["cutout"] = boxes(y, x, side, side, height, width)
+        decisions["cutout"] = boxes(y, x, side, side, height, width)
     if augment.mixes:
         odds = 0.5 if augment.mixup and augment.cutmix else float(augment.mixup > 0)
         mixup, share = u[:, MIX_CHOICE] < odds, torch.ones(n)
         if augment.mixup:
             share = torch.where(mixup, sample_betas(seed, epoch, n, augment.mixup, "mixup"), share)
-        found["share"] = share
+        decisions["share"] = share
         if augment.cutmix:
             side = (1 - sample_betas(seed, epoch, n, augment.cutmix, "cutmix")).sqrt().masked_fill(mixup, 0)
             y, x = to_integers(u[:, MIX_Y], height), to_integers(u[:, MIX_X], width)
-            found["paste"] = boxes(y, x, (side * height).long(), (side * width).long(), height, width)
-    return Draws(**found)
+            decisions["paste"] = boxes(y, x, (side * height).long(), (side * width).long(), height, width)
+    return Draws(**decisions)
 
 
 def boxes(y: Tensor, x: Tensor, tall: Tensor, wide: Tensor, height: int, width: int) -> Tensor:
@@ -127,8 +127,8 @@ def pad(images: Tensor, padding: int, fill: str) -> Tensor:
     if fill == "reflect":
         for dim in (-2, -1):
             size = images.shape[dim]
-            place = torch.arange(-padding, size + padding, device=images.device).abs()
-            images = images.index_select(dim, torch.where(place < size, place, 2 * (size - 1) - place))
+            source = torch.arange(-padding, size + padding, device=images.device).abs()
+            images = images.index_select(dim, torch.where(source < size, source, 2 * (size - 1) - source))
         return images
     return torch.nn.functional.pad(images, (padding,) * 4)
 
@@ -179,8 +179,8 @@ class Normalizer:
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], channels: int) -> None:
         for name, values in (("mean", mean), ("std", std)):
-            given = f"data.{name}={list(values)}"
-            require(len(values) == channels, f"{given} has {len(values)} values for data.channels={channels}.")
+            setting = f"data.{name}={list(values)}"
+            require(len(values) == channels, f"{setting} has {len(values)} values for data.channels={channels}.")
         require(min(std) > 0, f"data.std={list(std)} has a value that is not above 0.")
         mean64, std64 = torch.tensor(list(mean), dtype=torch.float64), torch.tensor(list(std), dtype=torch.float64)
         self.scale = (1 / (255 * std64)).float()[:, None, None]
@@ -207,7 +207,11 @@ class Transform(ABC):
     """
 
     uint8_only = False  # True if it does not take float32
-    is_tested = False  # for Lathe's transforms: tests replace the check at the start of a run
+    is_tested: ClassVar[bool]  # for Lathe's transforms: tests replace the check at the start of a run
+
+    def __init_subclass__(cls, is_tested: bool = False) -> None:
+        super().__init_subclass__()
+        cls.is_tested = is_tested  # not inherited by a user's subclass
 
     @abstractmethod
     def __call__(self, images: Tensor, rng: Rng) -> Tensor:
@@ -222,9 +226,6 @@ class Field:
 
     mixes = False
     names: ClassVar[tuple[tuple[str, str], ...]]  # own arguments, and the fields of `Augment` that they become
-
-    def check(self, channels: int, height: int, width: int) -> None:
-        """Raise ArgumentError if it can't be used on images of this shape."""
 
 
 @validated
@@ -318,14 +319,14 @@ class Called:
             )
         rng = Rng(batch.seed, batch.epoch, batch.samples, self.purpose, batch.fill)
         with using(self.transform, "called", self.key):
-            given = self.transform(images, rng)
-        is_like = isinstance(given, Tensor) and given.shape == images.shape
+            result = self.transform(images, rng)
+        is_like = isinstance(result, Tensor) and result.shape == images.shape
         require(
-            is_like and given.dtype in (images.dtype, torch.float32),
-            f"{self.key}: {name_of(self.transform)} returned {form(given)}, expected {form(images)} as it was given, or"
-            " float32.",
+            is_like and result.dtype in (images.dtype, torch.float32),
+            f"{self.key}: {name_of(self.transform)} returned {form(result)}, expected {form(images)} as it was given, "
+            "or float32.",
         )
-        return given
+        return result
 
 
 @dataclass(frozen=True)
@@ -365,37 +366,27 @@ def recipe(augment: Any, shape: tuple[int, int, int] | None = None) -> Recipe:
     """
     if isinstance(augment, Recipe):
         return augment
-    if augment is None or isinstance(augment, Augment):
-        named = _items_of(augment or Augment())
-        items: list[Any] = [*named.values()]
-        keys = [f"augment.{name}" for name in named]
-    else:
-        single = callable(augment) or isinstance(augment, Field)
-        if not single and (isinstance(augment, (str, Mapping)) or not isinstance(augment, Sequence)):
-            raise ArgumentError(f"augment={augment!r}: expected a list of transforms, or lathe.data.Augment.")
-        items = [augment] if single else list(augment)
-        keys = [f"augment[{number}]" for number in range(len(items))]
-    built_in: dict[str, Any] = {}
+    items, built_in = _items_of(augment), dict[str, Any]()
     steps: list[Step] = []
     seen: Counter[str] = Counter()
     mixing, wrong = "", list[str]()
-    for key, item in zip(keys, items, strict=True):
+    for key, item in items.items():
         name = name_of(item)
         if isinstance(item, type) or not (callable(item) or isinstance(item, Field)):
             what = f"the class {item.__name__}, not made" if isinstance(item, type) else form(item)
             raise ArgumentError(f"{key} is {what}: expected one of Lathe's transforms or a function of (images, rng).")
-        if shape is not None and isinstance(item, (Field, Transform)):
+        if shape is not None and hasattr(item, "check"):
             try:
                 item.check(*shape)
             except ArgumentError as error:  # of the item, or of the field of `Augment` that it stands for
                 listed = "[" in key
-                wrong += [f"{key}.{one}" if listed else f"{key}={one.partition('=')[2]}" for one in error.args]
+                wrong += [f"{key}.{text}" if listed else f"{key}={text.partition('=')[2]}" for text in error.args]
         if mixing and not getattr(item, "mixes", False):
             raise ArgumentError(f"{key}: {name} comes after {mixing}, which mixes samples: put it before.")
         if isinstance(item, Field):
             if seen[name]:
                 raise ArgumentError(f"{key}: {name} stands in the list twice: keep one.")
-            built_in |= {field: getattr(item, own) for own, field in item.names}
+            built_in |= {field: getattr(item, argument) for argument, field in item.names}
             if item.mixes:
                 mixing = mixing or name
             else:
@@ -405,22 +396,26 @@ def recipe(augment: Any, shape: tuple[int, int, int] | None = None) -> Recipe:
         seen[name] += 1
     if wrong:
         raise ArgumentError(*wrong)
-    head = len([*takewhile(_is_picked, items)])
-    at_once = not any(map(_is_picked, items[head:]))  # a later crop or flip is a separate step
+    is_picked = [isinstance(item, (RandomCrop, RandomFlip)) for item in items.values()]
+    head = len([*takewhile(bool, is_picked)])
+    at_once = not any(is_picked[head:])  # a later crop or flip is a separate step
     return Recipe(Augment(**built_in), at_once, tuple(steps[head if at_once else 0 :]))
 
 
-def _items_of(augment: Augment) -> dict[str, Field]:
-    """Return the transforms that the fields of `augment` switch on, by the field, in their order."""
-    items: dict[str, Field] = {"crop": RandomCrop(augment.crop, augment.crop_fill)} if augment.crop else {}
+def _items_of(augment: Any) -> dict[str, Any]:
+    """Return the transforms and functions of `data.augment` in order, by their keys."""
+    if augment is None:
+        return {}
+    if not isinstance(augment, Augment):
+        listed = [augment] if callable(augment) or isinstance(augment, Field) else augment
+        return {f"augment[{number}]": item for number, item in enumerate(listed)}
+    items: dict[str, Any] = {}
+    if augment.crop:
+        items["augment.crop"] = RandomCrop(augment.crop, augment.crop_fill)
     if augment.flip != "none":
-        items["flip"] = RandomFlip(augment.flip)
+        items["augment.flip"] = RandomFlip(augment.flip)
     kinds: dict[str, Callable[[Any], Field]] = {"cutout": Cutout, "mixup": Mixup, "cutmix": CutMix}
-    return items | {name: kind(value) for name, kind in kinds.items() if (value := getattr(augment, name))}
-
-
-def _is_picked(item: Any) -> bool:
-    return isinstance(item, (RandomCrop, RandomFlip))
+    return items | {f"augment.{name}": kind(value) for name, kind in kinds.items() if (value := getattr(augment, name))}
 
 
 def _apply_field(item: Field, images: Tensor, batch: Picked) -> Tensor:
@@ -438,10 +433,10 @@ def name_of(item: Any) -> str:
     return item.__name__ if inspect.isroutine(item) else type(item).__name__
 
 
-def check_folded(found: Recipe) -> None:
+def check_folded(recipe: Recipe) -> None:
     """Raise UserError if images that are normalized before picking can't be transformed so."""
     require(
-        found.at_once and not any(isinstance(step, Called) for step in found.steps),
+        recipe.at_once and not any(isinstance(step, Called) for step in recipe.steps),
         "data.normalize=folded normalises before anything else, so data.augment may list only RandomCrop and "
         "RandomFlip, at its start, Cutout, Mixup and CutMix: use data.normalize=batch.",
     )
@@ -459,28 +454,28 @@ def try_out(recipe: Recipe, shape: tuple[int, int, int], device: torch.device | 
     draws = draw(recipe.fields, 0, 0, IMAGES, *shape[1:]).to(images.device)
     fill = torch.full(shape[:1], 128, dtype=torch.uint8, device=images.device)
     batch = Picked(0, 0, torch.arange(IMAGES, device=images.device), draws, fill)
-    some = torch.tensor([IMAGES // 2, 1], device=images.device)
-    apart = replace(batch, samples=batch.samples[some], draws=batch.draws[some])
+    pair = torch.tensor([IMAGES // 2, 1], device=images.device)
+    apart = replace(batch, samples=batch.samples[pair], draws=batch.draws[pair])
     for step in recipe.steps:
-        given = images
-        images, moved = watched(partial(step, given.clone(), batch))
-        if not isinstance(step, Called) or vars(type(step.transform)).get("is_tested", False):
+        inputs = images
+        images, drew = watched(partial(step, inputs.clone(), batch))
+        if not isinstance(step, Called) or getattr(step.transform, "is_tested", False):
             continue
         start = f"{step.key}: {name_of(step.transform)}"
         require(
-            not moved,
+            not drew,
             f"{start} draws from random, numpy.random or torch, which no device and no continued run repeats: draw from"
             " its second argument, rng.",
         )
-        (least, most), (low, high) = ((float(each.min()), float(each.max())) for each in (given, images))
+        (least, most), (low, high) = ((float(each.min()), float(each.max())) for each in (inputs, images))
         require(
             high - low >= (most - least) / NARROW and low >= -FAR and high <= 255 + FAR,  # False for NaN
             f"{start} returned numbers from {low:.3g} to {high:.3g} for images from {least:.3g} to {most:.3g}: expected"
             " the scale that it was given, 0 to 255, which is normalised afterwards.",
         )
-        again = watched(partial(step, given[some], apart))[0]
+        repeated = watched(partial(step, inputs[pair], apart))[0]
         require(
-            again.dtype == images.dtype and bool(((again.float() - images[some].float()).abs() <= ALIKE).all()),
+            repeated.dtype == images.dtype and bool(((repeated.float() - images[pair].float()).abs() <= ALIKE).all()),
             f"{start} gives another image when it is called with other images, or again: let each image depend on "
             "itself and rng alone.",
         )

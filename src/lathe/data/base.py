@@ -83,11 +83,11 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
     @property
     def sizes(self) -> dict[str, int]:
         """Return the number of samples of each open split that has a length."""
-        found = {}
+        lengths = {}
         for name, split in (self._splits or {}).items():
             with suppress(TypeError):  # a stream
-                found[name] = len(split)  # type: ignore[arg-type]
-        return found
+                lengths[name] = len(split)  # type: ignore[arg-type]
+        return lengths
 
     def state_dict(self) -> dict[str, Any]:
         """Return `sizes` and the seed: a resume detects changed data and other runs' checkpoints by them."""
@@ -101,14 +101,14 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
     def train_dataloader(self) -> EpochLoader:
         """Return one loader for a whole fit: its epochs continue when Lightning asks for it again."""
         if self._train_loader is None:
-            chosen: dict[str, Any] = {} if self.selection is None else {"selection": self.selection}
+            selection: dict[str, Any] = {} if self.selection is None else {"selection": self.selection}
             self._train_loader = self._loader(
                 "train",
                 batch_size=self.batch_size,
                 train=True,
                 shuffle=getattr(self.trainer, "overfit_batches", 0) == 0,  # overfitting repeats the same few samples
                 limit=None if self.trainer is None else self.trainer.limit_train_batches,
-                **chosen,
+                **selection,
             )
         return self._train_loader
 

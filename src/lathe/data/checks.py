@@ -53,10 +53,10 @@ def using(source: object, what: str, key: str = "data.source") -> Iterator[None]
     except Exception as error:
         if isinstance(error, OSError) and disk_reason(error) is not None:
             raise  # it has a message of its own
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = user_location(error) or f" ({frame.filename}:{frame.lineno})"
-        raise UserError(f"{key} can't be {what}: {said}{place}") from error
+        location = user_location(error) or f" ({frame.filename}:{frame.lineno})"
+        raise UserError(f"{key} can't be {what}: {message}{location}") from error
 
 
 @cache
@@ -95,8 +95,8 @@ def warn_missing_classes(
     """Warn of classes in `labels` [n] that a split, by its `rows`, does not have: its metrics do not cover them."""
     shown = [
         f"{split} has none of {first_few([class_name(label, names) for label in absent.tolist()])}"
-        for split, own in rows.items()
-        if len(absent := np.setdiff1d(labels, labels[own]))
+        for split, split_rows in rows.items()
+        if len(absent := np.setdiff1d(labels, labels[split_rows]))
     ]
     if shown:
         rank_zero_warn(f"{key}: {', and '.join(shown)}, so its metrics do not cover them: {fix}.")

@@ -93,8 +93,8 @@ class Items(Wrapper):
 
     def labels(self) -> Labels | None:
         """Return all class numbers, int64 [n], if known without reading samples, else None."""
-        found = _labels_at_hand(self.dataset, self.columns and self.columns[1])
-        return found if found is None or self.rows is None else found[self.rows]
+        labels = _labels_at_hand(self.dataset, self.columns and self.columns[1])
+        return labels if labels is None or self.rows is None else labels[self.rows]
 
 
 class Collate:
@@ -157,15 +157,17 @@ def _labels_at_hand(dataset: Any, target: str | None) -> Labels | None:
     if isinstance(dataset, Subset):
         inner = _labels_at_hand(dataset.dataset, target)
         return None if inner is None else inner[np.asarray(dataset.indices, dtype=np.int64)]
-    found: Any = None
+    values: Any = None
     if isinstance(dataset, TensorDataset):
-        found = dataset.tensors[-1]
+        values = dataset.tensors[-1]
     elif target is not None and target in (getattr(dataset, "column_names", None) or ()):
-        found = dataset[target]
+        values = dataset[target]
     else:
-        found = next((one for name in ("targets", "labels") if (one := getattr(dataset, name, None)) is not None), None)
+        values = next(
+            (value for name in ("targets", "labels") if (value := getattr(dataset, name, None)) is not None), None
+        )
     try:
-        labels = np.asarray(found[:] if hasattr(found, "__getitem__") else found)
+        labels = np.asarray(values[:] if hasattr(values, "__getitem__") else values)
     except (TypeError, ValueError):
         return None
     return labels.astype(np.int64) if labels.shape == (len(dataset),) and labels.dtype.kind in "iu" else None
@@ -244,7 +246,7 @@ class DatasetDataModule(ExactDataModule[Items]):
         self._check_iterable()
 
     def _check_iterable(self) -> None:
-        iterable = [name for name, one in self.datasets.items() if is_iterable(one)]
+        iterable = [name for name, dataset in self.datasets.items() if is_iterable(dataset)]
         if iterable:
             workers = self.options["num_workers"]
             require(workers == 0, f"data.num_workers={workers}: data.{iterable[0]} is iterable, so use 0.")
@@ -290,17 +292,19 @@ class DatasetDataModule(ExactDataModule[Items]):
         if not cut and self.folds is None and self.share == 1:
             return {}
         sizes = {name: max(1, round(len(train) * self.shares[name])) for name in cut}
-        asked = " and ".join(f"data.{name}_share={self.shares[name]}" for name in sizes)
+        shares = " and ".join(f"data.{name}_share={self.shares[name]}" for name in sizes)
         require(
             sum(sizes.values()) < len(train),
-            f"{asked} of the {len(train)} samples of data.train leave none to train on: choose less.",
+            f"{shares} of the {len(train)} samples of data.train leave none to train on: choose less.",
         )
-        known = _labels_at_hand(train, self.columns and self.columns[1])
-        labels = np.zeros(len(train), np.int64) if known is None else known
+        stored = _labels_at_hand(train, self.columns and self.columns[1])
+        labels = np.zeros(len(train), np.int64) if stored is None else stored
         rows = stratified_split(labels, sizes, self.split_seed)
         if self.folds is not None and self.fold is not None:
-            kept, held_out = fold_rows(labels[rows["train"]], self.folds, self.fold, self.split_seed, self.class_names)
-            rows |= {"train": rows["train"][kept], "val": rows["train"][held_out]}
+            train_rows, val_rows = fold_rows(
+                labels[rows["train"]], self.folds, self.fold, self.split_seed, self.class_names
+            )
+            rows |= {"train": rows["train"][train_rows], "val": rows["train"][val_rows]}
         if self.share < 1:
             rows["train"] = rows["train"][share_rows(labels[rows["train"]], self.share, self.split_seed)]
         if self.num_classes is not None:

@@ -215,21 +215,21 @@ class EvalStream:
         )
 
     def __iter__(self) -> Iterator[Any]:
-        held: Rowed | None = None
+        pending: Rowed | None = None
         for count, samples in self.read():
-            if held is not None and count < self.world_size:
-                samples = Rowed([*held, *samples], [*held.rows, *samples.rows])
-            elif held is not None:
-                yield self.collate(held)
+            if pending is not None and count < self.world_size:
+                samples = Rowed([*pending, *samples], [*pending.rows, *samples.rows])
+            elif pending is not None:
+                yield self.collate(pending)
             else:
                 require(
                     count >= self.world_size,
                     f"{self.items.key}: a batch of {count} leaves one of {self.world_size} replicas without samples: "
                     "give more samples, a larger data.eval_batch_size, or fewer devices.",
                 )
-            held = samples
-        if held is not None:
-            yield self.collate(held)
+            pending = samples
+        if pending is not None:
+            yield self.collate(pending)
 
     def read(self, epoch: int = 0, first: int = 0, start: int = 0) -> Iterator[tuple[int, Rowed]]:
         """Yield the size of each global batch from batch `first` on, and this process's samples of it.
@@ -239,9 +239,9 @@ class EvalStream:
         with put_back():
             seed_all(hashed_seed(self.seed, "stream", epoch))
             samples = iter(self.items.dataset)
-        begin = start
+        first_number = start
         while True:
-            count, rows, own = 0, list[int](), list[Any]()
+            count, rows, local = 0, list[int](), list[Any]()
             with put_back():
                 for number in range(start, start + self.size):
                     seed_all(hashed_seed(self.seed, f"sample {number}", epoch))
@@ -250,15 +250,15 @@ class EvalStream:
                     except StopIteration:
                         break
                     count += 1
-                    if number == begin:
+                    if number == first_number:
                         self._check_same_on_ranks(sample)
                     if start >= first * self.size and number % self.world_size == self.rank:
-                        own.append(self.items.made(sample, number))
+                        local.append(self.items.made(sample, number))
                         rows.append(number)
             if not count:
                 return
             if start >= first * self.size:
-                yield count, Rowed(own, rows)
+                yield count, Rowed(local, rows)
             start += count
 
     def _check_same_on_ranks(self, sample: Any) -> None:
@@ -297,23 +297,23 @@ class TrainStream(EpochLoader):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of `EpochLoader`, and that of the dataset if it has one."""
-        own = {"dataset": copy.deepcopy(self._source.state_dict())} if self._stateful and self._batch else {}
-        return {**super().state_dict(), **own}
+        state = {"dataset": copy.deepcopy(self._source.state_dict())} if self._stateful and self._batch else {}
+        return {**super().state_dict(), **state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._kept = state_dict.get("dataset")
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
-        kept, self._kept = self._kept, None
+        state, self._kept = self._kept, None
         if hasattr(self._source, "set_epoch"):
             self._source.set_epoch(epoch)
-        placed = first > 0 and kept is not None
+        placed = first > 0 and state is not None
         if placed:
-            self._source.load_state_dict(kept)
-        found = self._stream.read(epoch, first, first * self.global_batch_size if placed else 0)
+            self._source.load_state_dict(state)
+        batches = self._stream.read(epoch, first, first * self.global_batch_size if placed else 0)
         for number in range(first, len(self)):
-            count, samples = next(found, (0, None))
+            count, samples = next(batches, (0, None))
             require(
                 count == self.global_batch_size,
                 f"{self._stream.name} ended within batch {number + 1} of an epoch, expected {self.n} samples: set "
@@ -352,27 +352,27 @@ def share(datamodule: Any, seed: int, own: bool = False) -> None:
     if isinstance(datamodule, ExactDataModule):
         return
     hooks = {name: getattr(datamodule, name) for name in HOOKS if is_overridden(name, datamodule, LightningDataModule)}
-    made: dict[str, Any] = {}
+    cache: dict[str, Any] = {}
 
     def train() -> Any:
         trainer = datamodule.trainer
-        again = trainer is not None and trainer.reload_dataloaders_every_n_epochs > 0
-        if "train" not in made or again:
-            made["train"] = _train_loader(hooks["train_dataloader"](), datamodule, seed, own)
-            go_ahead(made["train"], trainer)
-            if again and isinstance(made["train"], SharedLoader):
-                made["train"].load_state_dict({"epoch": trainer.current_epoch, "batch": 0})
-        return made["train"]
+        reloads = trainer is not None and trainer.reload_dataloaders_every_n_epochs > 0
+        if "train" not in cache or reloads:
+            cache["train"] = _train_loader(hooks["train_dataloader"](), datamodule, seed, own)
+            go_ahead(cache["train"], trainer)
+            if reloads and isinstance(cache["train"], SharedLoader):
+                cache["train"].load_state_dict({"epoch": trainer.current_epoch, "batch": 0})
+        return cache["train"]
 
     def evaluated(split: str) -> Any:
         name = f"{split}_dataloader"
         require(name in hooks, f"split={split}: {type(datamodule).__name__} has no {name}.")
-        found = hooks[name]()
+        loaders = hooks[name]()
         if own:
-            return found
-        if isinstance(found, (list, tuple)):
-            return [_eval_loader(loader, datamodule, name) for loader in found]
-        return _eval_loader(found, datamodule, name)
+            return loaders
+        if isinstance(loaders, (list, tuple)):
+            return [_eval_loader(loader, datamodule, name) for loader in loaders]
+        return _eval_loader(loaders, datamodule, name)
 
     calls: dict[str, Any] = {name: functools.partial(evaluated, name.removesuffix("_dataloader")) for name in HOOKS}
     calls |= {"train_dataloader": train, "test_dataloader": lambda: evaluated(datamodule.test_split)}
@@ -407,33 +407,33 @@ def _reason(loader: Any) -> str | None:
     return None
 
 
-def _train_loader(loader: Any, datamodule: Any, seed: int, own: bool) -> Any:
+def _train_loader(loader: Any, datamodule: Any, seed: int, keeps_own: bool) -> Any:
     replicas, rank = replicas_of(datamodule.trainer)
     require(
         not isinstance(loader, CombinedLoader) or loader._mode != "sequential",
         "data: train_dataloader returns a CombinedLoader with mode=sequential, which Lightning trains on no batch of. "
         "Use max_size_cycle, max_size or min_size.",
     )
-    reason = "trainer.use_distributed_sampler=true" if own else _reason(loader)
-    if own and replicas > 1:
+    reason = "trainer.use_distributed_sampler=true" if keeps_own else _reason(loader)
+    if keeps_own and replicas > 1:
         rank_zero_warn(
             f"{reason}: each of the {replicas} ranks keeps its own loader, as in plain Lightning. Batches and results "
             "depend on the number of devices, and evaluation may count samples twice."
         )
     if reason is None:
         require(len(loader.dataset) > 0, "data: the dataset of train_dataloader is empty. Check where it reads from.")
-        said = getattr(datamodule, "batch_size", getattr(datamodule.hparams, "batch_size", None))
+        batch_size = getattr(datamodule, "batch_size", getattr(datamodule.hparams, "batch_size", None))
         require(
-            replicas == 1 or said != loader.batch_size * replicas,
-            f"data: {type(datamodule).__name__} has batch_size={said} and a train_dataloader of {loader.batch_size}: "
-            f"the DataLoader's batch_size is the global batch, which Lathe divides among the {replicas} replicas "
-            "itself, so give it all of batch_size.",
+            replicas == 1 or batch_size != loader.batch_size * replicas,
+            f"data: {type(datamodule).__name__} has batch_size={batch_size} and a train_dataloader of "
+            f"{loader.batch_size}: the DataLoader's batch_size is the global batch, which Lathe divides among the "
+            f"{replicas} replicas itself, so give it all of batch_size.",
         )
         overfit = getattr(datamodule.trainer, "overfit_batches", 0)
         limit = None if datamodule.trainer is None else datamodule.trainer.limit_train_batches
         shuffle = isinstance(loader.sampler, RandomSampler) and not overfit
         return SharedLoader(loader, shuffle=shuffle, seed=seed, rank=rank, world_size=replicas, limit=limit)
-    if replicas > 1 and not own:
+    if replicas > 1 and not keeps_own:
         raise _refused("train_dataloader", replicas, reason)
     if not hasattr(loader, "state_dict"):
         rank_zero_warn(

@@ -38,23 +38,24 @@ class ImageFiles:
     digest: str
 
 
-def find_files(folder: Path, classes: Sequence[str], given: Mapping[str, str | None]) -> ImageFiles:
+def find_files(folder: Path, classes: Sequence[str], split_names: Mapping[str, str | None]) -> ImageFiles:
     """Return the image files of `folder` by split.
 
-    `given` splits name a folder or a list of files in it. Without any, the subfolders train, val and test are taken if
+    `split_names` name a folder or a list of files in it. Without any, the subfolders train, val and test are taken if
     they exist, else all files are "train".
 
     Raises:
         UserError: a split has other classes than train, a class is empty, or a file is missing or in two splits.
     """
-    named = {split: name for split, name in given.items() if name is not None} or splits_of(folder) or {"train": ""}
-    require("train" in named, "data.source.val and test need data.source.train: name the training images too.")
-    found: dict[str, list[tuple[str, str]]] = {}
-    for split, name in named.items():
+    named = {split: name for split, name in split_names.items() if name is not None}
+    sources = named or splits_of(folder) or {"train": ""}
+    require("train" in sources, "data.source.val and test need data.source.train: name the training images too.")
+    entries: dict[str, list[tuple[str, str]]] = {}
+    for split, name in sources.items():
         inside = is_list(name) or not (Path(name).is_absolute() or ".." in Path(name).parts)
         require(inside, f"data.source.{split}={name} leads out of data.folder={folder}: name what lies in it.")
         if is_list(name):
-            files = found[split] = list(read_list(folder / name))
+            files = entries[split] = list(read_list(folder / name))
             is_image = [(folder / path).is_file() and Path(path).suffix.lower() in SUFFIXES for path, _ in files]
             wrong = [path for (path, _), fits in zip(files, is_image, strict=True) if not fits]
             require(
@@ -63,21 +64,21 @@ def find_files(folder: Path, classes: Sequence[str], given: Mapping[str, str | N
                 f"data.folder={folder}: mend it.",
             )
         else:
-            found[split] = _in_folders(folder / name, folder)
-        differ = set(classes) ^ {label for _, label in found[split]}
+            entries[split] = _in_folders(folder / name, folder)
+        differ = set(classes) ^ {label for _, label in entries[split]}
         require(
             not differ,
             f"data.folder={folder}: {split} and data.source.classes ({first_few(list(classes))}) differ in "
             f"{first_few(sorted(differ))}.",
         )
-    names = [name for files in found.values() for name, _ in files]
+    names = [name for files in entries.values() for name, _ in files]
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        both = " and ".join(split for split, files in found.items() if twice in dict(files))
+        both = " and ".join(split for split, files in entries.items() if twice in dict(files))
         raise UserError(f"data.folder={folder}: {twice} is in {both}: leave it out of one.")
     number = {name: index for index, name in enumerate(classes)}
-    labels = np.array([number[label] for files in found.values() for _, label in files], dtype=np.int64)
-    parts = np.split(np.arange(len(names)), np.cumsum([len(files) for files in found.values()])[:-1])
+    labels = np.array([number[label] for files in entries.values() for _, label in files], dtype=np.int64)
+    parts = np.split(np.arange(len(names)), np.cumsum([len(files) for files in entries.values()])[:-1])
     digest = hashlib.sha256()
     for name in names:
         try:
@@ -86,32 +87,32 @@ def find_files(folder: Path, classes: Sequence[str], given: Mapping[str, str | N
         except OSError:  # a broken link; reading the image reports it
             line = f"{name}\0\n"
         digest.update(line.encode(errors="surrogateescape"))
-    return ImageFiles(names, labels, dict(zip(found, parts, strict=True)), digest.hexdigest())
+    return ImageFiles(names, labels, dict(zip(entries, parts, strict=True)), digest.hexdigest())
 
 
-def _in_folders(place: Path, folder: Path) -> list[tuple[str, str]]:
-    require(place.is_dir(), f"data.folder={folder}: {place} is no folder: name one, or a list of files (.txt, .csv).")
-    found: list[tuple[str, str]] = []
-    other: list[str] = []
-    for label in subfolders(place):
-        count = len(found)
-        for name in sorted(name for name in os.listdir(place / label) if not name.startswith(".")):
-            path = str((place / label / name).relative_to(folder))
+def _in_folders(parent: Path, folder: Path) -> list[tuple[str, str]]:
+    require(parent.is_dir(), f"data.folder={folder}: {parent} is no folder: name one, or a list of files (.txt, .csv).")
+    images: list[tuple[str, str]] = []
+    others: list[str] = []
+    for label in subfolders(parent):
+        count = len(images)
+        for name in sorted(name for name in os.listdir(parent / label) if not name.startswith(".")):
+            path = str((parent / label / name).relative_to(folder))
             if os.path.splitext(name)[1].lower() in SUFFIXES:
-                found.append((path, label))
+                images.append((path, label))
             else:
-                other.append(path)
+                others.append(path)
         require(
-            len(found) > count,
-            f"data.folder={folder}: {place / label} has no image ({', '.join(SUFFIXES)}), and its folders are not read:"
-            " remove it, or name it as a split (data.source.train, val, test).",
+            len(images) > count,
+            f"data.folder={folder}: {parent / label} has no image ({', '.join(SUFFIXES)}), and its folders are not "
+            "read: remove it, or name it as a split (data.source.train, val, test).",
         )
-    if other:
+    if others:
         warn_once(
-            f"data.folder={folder}: {len(other)} entries of class folders are no images ({', '.join(SUFFIXES)}) and "
-            f"are left out: {first_few(other)}. A list of files (data.source.train=x.csv) can name deeper ones."
+            f"data.folder={folder}: {len(others)} entries of class folders are no images ({', '.join(SUFFIXES)}) and "
+            f"are left out: {first_few(others)}. A list of files (data.source.train=x.csv) can name deeper ones."
         )
-    return found
+    return images
 
 
 class ImageFolder:
@@ -139,11 +140,11 @@ class ImageFolder:
         split_seed: Seed = 0,
         skip_bad: NonNegativeInt = 0,
     ) -> None:
-        found = class_names(folder, train)
-        self.class_names = list(classes or found)
+        labels = class_names(folder, train)
+        self.class_names = list(classes or labels)
         differs = [
             f"{first_few(sorted(names))} {what}"
-            for what, names in (("more", {*found} - {*self.class_names}), ("less", {*self.class_names} - {*found}))
+            for what, names in (("more", {*labels} - {*self.class_names}), ("less", {*self.class_names} - {*labels}))
             if names
         ]
         require(
@@ -167,9 +168,9 @@ class ImageFolder:
         self._divided(np.zeros(0, np.int64))  # checked before the images are read, which may take long
         if self.num_classes == 1:
             warn_once(f"data.folder={self.folder} has one class, {self.class_names[0]}: expected a folder for each.")
-        made = self._open() is None and self._make()
+        is_new = self._open() is None and self._make()
         splits = self.load()
-        if not made:
+        if not is_new:
             return
         counts = ", ".join(f"{len(getattr(splits, split))} {split}" for split in SPLITS)
         rows, statistics = splits.train.rows, Statistics()
@@ -222,18 +223,18 @@ class ImageFolder:
 
     def _make(self) -> bool:
         """Read all images, in one process while others wait; return False if another has done it."""
-        home, place = self._place.parent, self._place
-        home.mkdir(parents=True, exist_ok=True)
-        name = place.name.rpartition("-")[0]
-        with FileLock(home / f".{name}.lock"):
+        cache_root, cache = self._place.parent, self._place
+        cache_root.mkdir(parents=True, exist_ok=True)
+        name = cache.name.rpartition("-")[0]
+        with FileLock(cache_root / f".{name}.lock"):
             if self._open() is not None:
                 return False
-            with whole(place, replace_folder=True) as partial:
+            with whole(cache, replace_folder=True) as partial:
                 partial.mkdir()
                 bad = self._write(partial / "images.npy", name)
                 (partial / "bad.json").write_text(json.dumps(bad))
-            for older in home.glob(f"{name}-*"):
-                if older != place:
+            for older in cache_root.glob(f"{name}-*"):
+                if older != cache:
                     shutil.rmtree(older, ignore_errors=True)
         return True
 
@@ -269,29 +270,29 @@ class ImageFolder:
 
     def _check_bad(self, bad: dict[int, str]) -> str:
         """Name unreadable files; raise UserError if there are more than `skip_bad`."""
-        named = first_few([f"{self.folder / self._files.names[row]} {why}" for row, why in bad.items()])
+        reasons = first_few([f"{self.folder / self._files.names[row]} {why}" for row, why in bad.items()])
         ways = "mend or remove it, or set data.source.skip_bad to how many may be left out"
-        require(len(bad) <= self.skip_bad, f"data.source.skip_bad={self.skip_bad}: {named}: {ways}.")
-        return named
+        require(len(bad) <= self.skip_bad, f"data.source.skip_bad={self.skip_bad}: {reasons}: {ways}.")
+        return reasons
 
     def _divided(self, bad: Labels) -> dict[str, Labels]:
         """Return the rows of each split; splits that are not given are cut out of train."""
-        rows = {split: np.setdiff1d(own, bad) for split, own in self._files.rows.items()}
+        rows = {split: np.setdiff1d(members, bad) for split, members in self._files.rows.items()}
         train, labels = rows["train"], self._files.labels
         sizes = {split: max(1, round(len(train) * share)) for split, share in self.shares.items() if split not in rows}
         if sizes:
             shares = " and ".join(f"data.source.{split}_share={self.shares[split]}" for split in sizes)
-            left = f"data.folder={self.folder} has {len(train)} images, of which {shares} leave none to train on."
-            require(sum(sizes.values()) < len(train), left)
+            message = f"data.folder={self.folder} has {len(train)} images, of which {shares} leave none to train on."
+            require(sum(sizes.values()) < len(train), message)
             # in an order whose every beginning has the classes' shares; within a class by a hash of the file names, so
             # that adding or removing a file moves at most one or two others to another split
             texts = [f"{self.split_seed} {self._files.names[row]}" for row in train]
             drawn = [hashlib.sha256(text.encode(errors="surrogateescape")).digest() for text in texts]
-            place = np.zeros(len(train))
+            position = np.zeros(len(train))
             for label in range(self.num_classes):
-                own = sorted((labels[train] == label).nonzero()[0].tolist(), key=drawn.__getitem__)
-                place[own] = (np.arange(len(own)) + 0.5) / max(len(own), 1)
-            order = train[sorted(range(len(train)), key=lambda at: (place[at], drawn[at]))]
+                members = sorted((labels[train] == label).nonzero()[0].tolist(), key=drawn.__getitem__)
+                position[members] = (np.arange(len(members)) + 0.5) / max(len(members), 1)
+            order = train[sorted(range(len(train)), key=lambda at: (position[at], drawn[at]))]
             for split, size in sizes.items():
                 rows[split], order = np.sort(order[:size]), order[size:]
             rows["train"] = np.sort(order)

@@ -383,8 +383,8 @@ class ImageDataModule(ExactDataModule[Split]):
             splits = refold(splits, self.folds, self.fold, getattr(self.source, "split_seed", 0), self.class_names)
         if self.share < 1:
             rows = splits.train.rows
-            some = share_rows(splits.train.labels[rows], self.share, getattr(self.source, "split_seed", 0))
-            splits = replace(splits, train=replace(splits.train, rows=rows[some]))
+            subset = share_rows(splits.train.labels[rows], self.share, getattr(self.source, "split_seed", 0))
+            splits = replace(splits, train=replace(splits.train, rows=rows[subset]))
         return {"train": splits.train, "val": splits.val, "test": splits.test}
 
     def first_images(self, n: int) -> torch.Tensor:

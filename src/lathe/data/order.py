@@ -64,9 +64,9 @@ class Selection:
         fewest = turns.argsort(stable=True)
         ranked = fewest[losses.where(~due, torch.inf)[fewest].argsort(descending=True, stable=True)]
         hard = ranked[: max(round(count * self.hardest), min(int(due.sum()), count))]
-        left = torch.ones(n, dtype=torch.bool)
-        left[hard] = False
-        places = torch.cat((hard, left.nonzero().flatten()[: count - len(hard)]))
+        is_left = torch.ones(n, dtype=torch.bool)
+        is_left[hard] = False
+        places = torch.cat((hard, is_left.nonzero().flatten()[: count - len(hard)]))
         return drawn[places.sort().values]  # the order is random, not by loss
 
     def note(self, samples: Tensor, losses: Tensor) -> None:
@@ -90,12 +90,12 @@ class Selection:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state, at once or in `begin`."""
         self._restored = state
-        n, kept = len(self.losses), len(state["losses"])
+        n, size = len(self.losses), len(state["losses"])
         if n:
             count = self.count(n, self._batch)
             require(
-                kept == n and (state["epoch"] < 0 or len(state["order"]) == count),
-                f"callbacks.hard_samples: the checkpoint has {kept} training samples and {len(state['order'])} in an "
+                size == n and (state["epoch"] < 0 or len(state["order"]) == count),
+                f"callbacks.hard_samples: the checkpoint has {size} training samples and {len(state['order'])} in an "
                 f"epoch, and there are {n} and {count} now: use the same data and share, or start a new run from its "
                 "weights with ckpt_path.",
             )
@@ -145,18 +145,18 @@ class EpochLoader(ABC):
         limit: int | float | None = None,
         selection: Selection | None = None,
     ) -> None:
-        chosen = n if selection is None else selection.count(n, batch_size)
+        count = n if selection is None else selection.count(n, batch_size)
         replicas = f"{world_size} replicas that trainer.devices={world_size} makes"
         if train:
-            part = "" if selection is None else f"the {chosen} (callbacks.hard_samples.share) of "
+            part = "" if selection is None else f"the {count} (callbacks.hard_samples.share) of "
             require(
                 batch_size % world_size == 0,
                 f"data.batch_size={batch_size} is the global batch and does not divide by the {replicas}: choose a "
                 f"multiple of {world_size}, or other devices.",
             )
             require(
-                0 < batch_size <= chosen,
-                f"data.batch_size={batch_size} cannot be filled from {part}{n} training samples: choose 1 to {chosen}.",
+                0 < batch_size <= count,
+                f"data.batch_size={batch_size} cannot be filled from {part}{n} training samples: choose 1 to {count}.",
             )
         else:
             require(
@@ -171,7 +171,7 @@ class EpochLoader(ABC):
         self.train, self.shuffle = train, shuffle
         self.local_batch_size = batch_size // world_size
         self.global_batch_size = self.local_batch_size * world_size
-        self._length = chosen // batch_size if train else -(-n // self.global_batch_size)
+        self._length = count // batch_size if train else -(-n // self.global_batch_size)
         self.limit = self.limited(limit)
         self._epoch, self._batch = 0, 0
         self.fills_up = True

@@ -33,9 +33,11 @@ def check(path: Path, expected: str) -> None:
     """Raise UserError if a file differs from its published hash, MD5 or SHA-256; call this before reading it."""
     kind = "MD5" if len(expected) == 32 else "SHA-256"  # older data sets have MD5
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, kind.replace("-", "").lower()).hexdigest()
-    if found != expected:
-        raise UserError(f"{path} has the {kind} hash {found}, expected the published {expected}: delete it, run again.")
+        digest = hashlib.file_digest(file, kind.replace("-", "").lower()).hexdigest()
+    if digest != expected:
+        raise UserError(
+            f"{path} has the {kind} hash {digest}, expected the published {expected}: delete it, run again."
+        )
 
 
 def download(url: str, path: Path, expected: str, by_hand: str) -> None:
@@ -70,8 +72,8 @@ def download(url: str, path: Path, expected: str, by_hand: str) -> None:
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
-            said = " ".join(str(getattr(error, "reason", None) or error).split())[:200]
-            raise UserError(f"{url} cannot be fetched ({ascii(said)[1:-1]}): {by_hand}.") from error
+            reason = " ".join(str(getattr(error, "reason", None) or error).split())[:200]
+            raise UserError(f"{url} cannot be fetched ({ascii(reason)[1:-1]}): {by_hand}.") from error
         try:
             check(part, expected)
         except UserError as error:
@@ -321,11 +323,11 @@ class IdxFile:
                 data = file.read(head + math.prod(self.shape) + 1)  # at the end of the file gzip compares its checksum
         except (OSError, EOFError, zlib.error) as error:
             raise UserError(f"{path} cannot be read ({error}): put the published file there and run again.") from error
-        found = hashlib.sha256(data).hexdigest()
+        digest = hashlib.sha256(data).hexdigest()
         require(
-            found == self.sha256,
-            f"{path} has contents of the SHA-256 hash {found} and not the published {self.sha256}, so it is damaged or "
-            "another file: delete it and run again.",
+            digest == self.sha256,
+            f"{path} has contents of the SHA-256 hash {digest} and not the published {self.sha256}, so it is damaged "
+            "or another file: delete it and run again.",
         )
         return np.frombuffer(data, np.uint8, offset=head).reshape(self.shape)
 
@@ -433,13 +435,13 @@ class Mnist(Recorded):
         """Return the records of the four files; all are searched before one is downloaded."""
         folder = self.folder or self.data_dir
         require(folder.is_dir(), f"data.source.folder={folder} is no folder: give the one that has the IDX files.")
-        every = [file for pair in self.files.values() for file in pair]
-        names = ", ".join(f"{file.name}.gz" for file in every)
-        found = [
+        files = [file for pair in self.files.values() for file in pair]
+        names = ", ".join(f"{file.name}.gz" for file in files)
+        paths = [
             next((path for name in (f"{file.name}.gz", file.name) if (path := folder / name).is_file()), None)
-            for file in every
+            for file in files
         ]
-        missing = [f"{file.name}.gz" for file, path in zip(every, found, strict=True) if path is None]
+        missing = [f"{file.name}.gz" for file, path in zip(files, paths, strict=True) if path is None]
         require(
             not missing or self.folder is None,
             f"{folder} has no {', '.join(missing)}: put {names} there, set data.source.folder to where they are, or to "
@@ -447,7 +449,7 @@ class Mnist(Recorded):
         )
         arrays = [
             file.read(path or self.fetch(f"{file.name}.gz", file.md5, names))
-            for file, path in zip(every, found, strict=True)
+            for file, path in zip(files, paths, strict=True)
         ]
         return {
             split: np.concatenate([classes[:, None], pixels.reshape(len(pixels), -1)], axis=1)

@@ -28,8 +28,8 @@ def sample_seeds(seed: int, rows: Iterable[int], epoch: int) -> list[int]:
     """Return `hashed_seed(seed, f"sample {row}", epoch)` for each row, in one pass."""
     hashed, end, start = hashlib.blake2b, f"/{epoch}", f"{seed}/sample "
     digests = [hashed(f"{start}{row}{end}".encode(), digest_size=8).digest() for row in rows]
-    words: list[int] = (np.frombuffer(b"".join(digests), "<u8") >> np.uint64(1)).tolist()
-    return words
+    seeds: list[int] = (np.frombuffer(b"".join(digests), "<u8") >> np.uint64(1)).tolist()
+    return seeds
 
 
 def _generator(seed: int, purpose: str, epoch: int) -> torch.Generator:
@@ -135,8 +135,8 @@ class Generator(NamedTuple):
 
 
 def _numpy_state() -> tuple[Any, ...]:
-    kind, words, *rest = np.random.get_state()
-    return kind, np.asarray(words).tobytes(), *rest
+    kind, key, *rest = np.random.get_state()
+    return kind, np.asarray(key).tobytes(), *rest
 
 
 def _restore_numpy(state: tuple[Any, ...]) -> None:
@@ -174,8 +174,8 @@ def seed_all(word: int) -> None:
 def watched(call: Callable[[], T]) -> tuple[T, bool]:
     """Return the result, and whether `call` drew from a global generator; the generators are restored."""
     with put_back() as states:
-        found = call()
-        return found, [generator.state() for generator in GENERATORS] != states
+        result = call()
+        return result, [generator.state() for generator in GENERATORS] != states
 
 
 class Rows(list[int]):
@@ -225,12 +225,12 @@ class Seeded(Wrapper):
     def __getitems__(self, rows: Rows) -> Rowed:
         with put_back() as states:
             while True:
-                known = self._drawn_from
+                used = self._drawn_from
                 samples = self._read(rows)
-                moved = {at for at in range(3) if at not in known and GENERATORS[at].state() != states[at]}
-                if not moved:
+                drawn = {i for i in range(3) if i not in used and GENERATORS[i].state() != states[i]}
+                if not drawn:
                     break
-                self._drawn_from = known | moved
+                self._drawn_from = used | drawn
         if self.collate_draws and rows and get_worker_info() is not None:
             seed_all(hashed_seed(self.seed, f"batch of {rows[0]}", rows.epoch))
         return Rowed(samples, rows)
@@ -240,7 +240,7 @@ class Seeded(Wrapper):
             if getattr(self.dataset, "__getitems__", None):
                 return self.dataset.__getitems__(rows)
             return [self.dataset[row] for row in rows]
-        generators, samples = [GENERATORS[at] for at in sorted(self._drawn_from)], []
+        generators, samples = [GENERATORS[index] for index in sorted(self._drawn_from)], []
         for row, word in zip(rows, sample_seeds(self.seed, rows, rows.epoch), strict=True):
             for generator in generators:
                 generator.seed(word)

@@ -37,6 +37,7 @@ FORMAT, VERSION = "lathe shards", 1
 INDEX = "index.json"
 HOW = "python scripts/make_shards.py"
 PARTS = ("png", "npy", "jpg", "jpeg")  # suffixes of images
+WORKERS = 4  # by default at most, for each of the train and evaluation loaders
 
 Table = NDArray[np.int64]  # [samples, 4]: shard, first byte, bytes, label
 Sample = tuple[Images, int]  # image [channels, height, width] and class
@@ -71,13 +72,13 @@ def read_index(folder: Path) -> dict[str, Any]:
     try:
         index: dict[str, Any] = json.loads(path.read_bytes())
         check_class_names(index.get("class_names"), index["num_classes"])
-        known = (index["format"], index["version"]) == (FORMAT, VERSION)
-        known = known and all(isinstance(n, int) for n in (*index["image"], index["num_classes"]))
+        is_valid = (index["format"], index["version"]) == (FORMAT, VERSION)
+        is_valid = is_valid and all(isinstance(n, int) for n in (*index["image"], index["num_classes"]))
         # the index may come from someone else: files are in its folder
-        known = known and all(Path(entry["file"]).name == entry["file"] != "" for entry in _entries(index))
+        is_valid = is_valid and all(Path(entry["file"]).name == entry["file"] != "" for entry in _entries(index))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError):
-        known = False
-    require(known, f"{path} is not version {VERSION} of what {HOW} writes, or is damaged: write the shards again.")
+        is_valid = False
+    require(is_valid, f"{path} is not version {VERSION} of what {HOW} writes, or is damaged: write the shards again.")
     return index
 
 
@@ -230,7 +231,7 @@ class ShardDataModule(ImageDataModule):
         self.window = window
         if settings.get("num_workers") is None:  # images are decoded during training
             processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            self.reader["num_workers"] = max(1, physical_cores() // processes)
+            self.reader["num_workers"] = min(WORKERS, max(1, physical_cores() // processes))
 
     @property
     def selects(self) -> bool:
@@ -333,7 +334,7 @@ def write_shards(
                         encoding == "npy" or len(image) in (1, 3),
                         f"encoding=png takes 1 or 3 channels and the images have {len(image)}: use encoding=npy.",
                     )
-                    require(0 <= label < num_classes, f"{what} has the class {label}, but there are {num_classes}.")
+
                     statistics.add(image[None])
                     if encoding == "png":
                         image = image[0] if len(image) == 1 else np.moveaxis(image, 0, -1)
@@ -353,6 +354,13 @@ def write_index(folder: Path, shards: dict[str, list[Path]], facts: dict[str, An
     splits = {}
     for name, paths in shards.items():
         tables = [scan(path, number) for number, path in enumerate(paths)]
+        for path, rows in zip(paths, tables, strict=True):
+            least, most = rows[:, 3].min(), rows[:, 3].max()
+            require(
+                least >= 0 and most < facts["num_classes"],
+                f"{path} has classes from {least} to {most}, but num_classes={facts['num_classes']}: set as many as "
+                "there are.",
+            )
         table = folder / f"{name}.index.npy"
         np.save(table, np.concatenate(tables))
         entries = [entry(path) | {"samples": len(rows)} for path, rows in zip(paths, tables, strict=True)]
@@ -387,14 +395,8 @@ def scan(path: Path, number: int) -> Table:
 def index_tars(folder: Path, num_classes: int) -> dict[str, Any]:
     """Write the index for existing tar files `<split>-*.tar` in WebDataset's format."""
     paths = {name: sorted(folder.glob(f"{name}-*.tar")) for name in SPLITS}
-    for name, found in paths.items():
-        require(bool(found), f"tars.folder={folder} has no {name}-*.tar: each of {', '.join(SPLITS)} needs some.")
-    for path in [path for found in paths.values() for path in found]:
-        labels = scan(path, 0)[:, 3]
-        require(
-            labels.min() >= 0 and labels.max() < num_classes,
-            f"{path} has classes up to {labels.max()}, but tars.num_classes={num_classes}: set as many as there are.",
-        )
+    for name, tars in paths.items():
+        require(bool(tars), f"tars.folder={folder} has no {name}-*.tar: each of {', '.join(SPLITS)} needs some.")
     first = paths["train"][0]
     start, size = scan(first, 0)[0, 1:3].tolist()
     try:

@@ -102,19 +102,19 @@ def stratified_order(labels: Labels, seed: int) -> Labels:
     """
     rng = np.random.Generator(np.random.Philox(seed))
     shuffled = rng.permutation(len(labels))
-    place = np.empty(len(labels))
+    position = np.empty(len(labels))
     for label in np.unique(labels):
         members = shuffled[labels[shuffled] == label]
-        place[members] = (np.arange(len(members)) + rng.random()) / len(members)
-    return np.argsort(place, kind="stable").astype(np.int64)
+        position[members] = (np.arange(len(members)) + rng.random()) / len(members)
+    return np.argsort(position, kind="stable").astype(np.int64)
 
 
 def stratified_split(labels: Labels, sizes: dict[str, int], seed: int) -> dict[str, Labels]:
     """Return rows of sets of the given sizes, and of the rest as "train", in ascending order."""
     labels = np.asarray(labels)
     if min(sizes.values(), default=1) < 1 or sum(sizes.values()) >= len(labels):
-        asked = ", ".join(f"{name}_size={size}" for name, size in sizes.items())
-        raise ArgumentError(f"{asked} cannot be cut out of {len(labels)} samples: leave some to train on.")
+        requested = ", ".join(f"{name}_size={size}" for name, size in sizes.items())
+        raise ArgumentError(f"{requested} cannot be cut out of {len(labels)} samples: leave some to train on.")
     order = stratified_order(labels, seed)
     cuts = {}
     for name, size in sizes.items():
@@ -125,8 +125,8 @@ def stratified_split(labels: Labels, sizes: dict[str, int], seed: int) -> dict[s
 def check_folds(folds: int | None, fold: int | None) -> None:
     """Raise ArgumentError if only one is given, or the fold does not exist."""
     if (folds is None) != (fold is None):
-        given, lacking = ("folds", "fold") if fold is None else ("fold", "folds")
-        raise ArgumentError(f"{given}={folds if fold is None else fold} needs data.{lacking}: give both, or neither.")
+        key, missing = ("folds", "fold") if fold is None else ("fold", "folds")
+        raise ArgumentError(f"{key}={folds if fold is None else fold} needs data.{missing}: give both, or neither.")
     if folds is not None and fold is not None and fold >= folds:
         raise ArgumentError(f"fold={fold} is none of data.folds={folds}: choose 0 to {folds - 1}.")
 
@@ -145,9 +145,9 @@ def fold_rows(
         few = f"{class_name(int(classes[counts.argmin()]), names)} has {counts.min()}"
         raise UserError(f"data.folds={folds}: {few} samples outside the test, expected one for each fold: choose less.")
     dealt = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    chosen = np.zeros(len(labels), bool)
-    chosen[dealt[fold::folds]] = True
-    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+    in_fold = np.zeros(len(labels), bool)
+    in_fold[dealt[fold::folds]] = True
+    return np.flatnonzero(~in_fold), np.flatnonzero(in_fold)
 
 
 def refold(splits: Splits, folds: int, fold: int, seed: int, names: Sequence[str] | None = None) -> Splits:
@@ -162,9 +162,9 @@ def refold(splits: Splits, folds: int, fold: int, seed: int, names: Sequence[str
         parts = train.read(), val.read()
         images, labels = (np.concatenate([part[i] for part in parts]) for i in range(2))
         rows, names = np.arange(len(labels)), None
-    kept, held_out = fold_rows(labels[rows], folds, fold, seed, names)
-    trained, held = (Split(images, labels, rows[some], names) for some in (kept, held_out))
-    return Splits(trained, held, splits.test)
+    train_rows, val_rows = fold_rows(labels[rows], folds, fold, seed, names)
+    train_split, val_split = (Split(images, labels, rows[index], names) for index in (train_rows, val_rows))
+    return Splits(train_split, val_split, splits.test)
 
 
 def share_rows(labels: Labels, share: float, seed: int) -> Labels:
@@ -190,10 +190,10 @@ def load_splits(source: Source, facts: Mapping[str, int] | None = None) -> Split
             wrong.append(f"{start} labels are {list(labels.shape)} for {len(images)} images, expected as many.")
         elif len(rows):
             used = labels[rows[(rows >= 0) & (rows < len(labels))]]
-            for what, found, most in (("rows", rows, len(images)), ("labels", used, classes)):
-                if found.min(initial=0) < 0 or found.max(initial=0) >= most:
-                    spread = f"{what} go from {found.min()} to {found.max()}"
-                    wrong.append(f"{start} {spread}, expected 0 to {most - 1}.")
+            for what, values, end in (("rows", rows, len(images)), ("labels", used, classes)):
+                if values.min(initial=0) < 0 or values.max(initial=0) >= end:
+                    spread = f"{what} go from {values.min()} to {values.max()}"
+                    wrong.append(f"{start} {spread}, expected 0 to {end - 1}.")
     refuse(wrong)
     shape = splits["train"].images.shape[1:]
     actual = {"num_classes": classes, "channels": shape[0], "image_size": max(shape[1:])}
@@ -206,18 +206,18 @@ def load_splits(source: Source, facts: Mapping[str, int] | None = None) -> Split
             wrong.append(f"{KEY}: {name} images are {splits[name].images.shape[1:]}, expected {shape} as in train.")
     if not len(splits["train"].rows):
         wrong.append(f"{KEY}: the train split has no rows, expected some to train on.")
-    for one, other in combinations(SPLITS, 2):
-        is_one_array = splits[one].images is splits[other].images
-        shared = len(np.intersect1d(splits[one].rows, splits[other].rows)) if is_one_array else 0
+    for first, second in combinations(SPLITS, 2):
+        is_one_array = splits[first].images is splits[second].images
+        shared = len(np.intersect1d(splits[first].rows, splits[second].rows)) if is_one_array else 0
         if shared:
-            both = f"the {one} and {other} splits share {shared} images"
+            both = f"the {first} and {second} splits share {shared} images"
             wrong.append(f"{KEY}: {both}, expected none: divide them by rows.")
     refuse(wrong)
     for name in ("val", "test"):
         if not len(splits[name].rows):
             rank_zero_warn(f"{KEY}: the {name} split has no samples, so nothing can be measured on it.")
-    typed = (
+    converted = (
         replace(split, labels=split.labels.astype(np.int64), rows=split.rows.astype(np.int64))
         for split in splits.values()
     )
-    return Splits(*typed)
+    return Splits(*converted)

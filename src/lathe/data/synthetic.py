@@ -80,11 +80,11 @@ class Synthetic:
         """Return cells of -1 and 1, [classes, channels * grid * grid], and their smallest distance in cells."""
         rng = random.stream(self.seed, 0)
         cells = self.channels * self.grid**2
-        chosen = rng.choice([-1, 1], size=(1, cells))
+        templates = rng.choice([-1, 1], size=(1, cells))
         smallest = cells
-        while len(chosen) < self.num_classes:
+        while len(templates) < self.num_classes:
             candidates = rng.choice([-1, 1], size=(CANDIDATES, cells))
-            nearest = ((cells - candidates @ chosen.T) // 2).min(axis=1)
+            nearest = ((cells - candidates @ templates.T) // 2).min(axis=1)
             best = int(nearest.argmax())
             smallest = min(smallest, int(nearest[best]))
             if smallest == 0:
@@ -92,8 +92,8 @@ class Synthetic:
                     f"data.num_classes={self.num_classes} is more than the different templates found on {cells} cells:"
                     " choose fewer classes, a larger data.image_size or more data.channels."
                 )
-            chosen = np.concatenate([chosen, candidates[best : best + 1]])
-        return chosen, smallest
+            templates = np.concatenate([templates, candidates[best : best + 1]])
+        return templates, smallest
 
     def _draw(self, n: int, stream: int) -> tuple[Images, Labels]:
         rng = random.stream(self.seed, stream)
@@ -149,16 +149,20 @@ class SyntheticTokens:
     @property
     def entropy(self) -> float:
         """Return the lowest expected loss, nats per target: ((lag - 1) ln V + (length - lag + 1) h) / length."""
-        others = self.noise / self.vocab_size
-        p = 1 - self.noise + others
-        h = -p * math.log(p) - (self.vocab_size - 1) * (others * math.log(others) if others else 0.0)
+        p, q = self._odds
+        h = -p * math.log(p) - (self.vocab_size - 1) * (q * math.log(q) if q else 0.0)
         return ((self.lag - 1) * math.log(self.vocab_size) + (self.length - self.lag + 1) * h) / self.length
 
     @property
     def best_accuracy(self) -> float:
         """Return the highest expected accuracy on sequences of `length` targets."""
-        p = 1 - self.noise + self.noise / self.vocab_size
-        return ((self.lag - 1) / self.vocab_size + (self.length - self.lag + 1) * p) / self.length
+        return ((self.lag - 1) / self.vocab_size + (self.length - self.lag + 1) * self._odds[0]) / self.length
+
+    @property
+    def _odds(self) -> tuple[float, float]:
+        """Return the probabilities p of the successor and q of each other token."""
+        q = self.noise / self.vocab_size
+        return 1 - self.noise + q, q
 
     def prepare(self) -> None:
         """Do nothing: sequences are drawn by `load`."""
@@ -172,21 +176,21 @@ class SyntheticTokens:
 
     def log_probabilities(self, sequences: NDArray[np.integer]) -> NDArray[np.float64]:
         """Return the source's ln P(token | past), [n, length], of the targets in sequences [n, length + 1]."""
-        others = self.noise / self.vocab_size
+        p, q = self._odds
         follows = sequences[:, self.lag :] == self.successor[sequences[:, : -self.lag]]
         with np.errstate(divide="ignore"):  # without noise, other tokens are impossible
-            known = np.where(follows, math.log(1 - self.noise + others), np.log(np.float64(others)))
-        unknown = np.full((len(sequences), self.lag - 1), -math.log(self.vocab_size))
-        return np.concatenate([unknown, known], axis=1)
+            steps = np.where(follows, math.log(p), np.log(np.float64(q)))
+        starts = np.full((len(sequences), self.lag - 1), -math.log(self.vocab_size))
+        return np.concatenate([starts, steps], axis=1)
 
     def _draw(self, n: int, stream: int) -> NDArray[np.uint16] | NDArray[np.uint32]:
         rng = random.stream(self.seed, stream)
         # redrawn tokens; the others are overwritten by their successors, place by place
         tokens: NDArray[Any] = rng.integers(self.vocab_size, size=(n, self.length + 1), dtype=self.dtype)
         follows = rng.random(tokens.shape) >= self.noise
-        for place in range(self.lag, self.length + 1):
-            successors = self.successor[tokens[:, place - self.lag]]
-            tokens[:, place] = np.where(follows[:, place], successors, tokens[:, place])
+        for position in range(self.lag, self.length + 1):
+            successors = self.successor[tokens[:, position - self.lag]]
+            tokens[:, position] = np.where(follows[:, position], successors, tokens[:, position])
         return tokens
 
 

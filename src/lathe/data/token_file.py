@@ -93,11 +93,11 @@ class TokenFiles:
         try:
             meta: dict[str, Any] = json.loads(path.read_bytes())
             head = meta["format"], meta["version"], meta["dtype"]
-            known = head == (FORMAT, VERSION, token_dtype(meta["vocab_size"]))
-            known = known and all(isinstance(meta["splits"][name]["tokens"], int) for name in SPLITS)
+            fits = head == (FORMAT, VERSION, token_dtype(meta["vocab_size"]))
+            fits = fits and all(isinstance(meta["splits"][name]["tokens"], int) for name in SPLITS)
         except (ValueError, TypeError, KeyError, RecursionError):
-            known = False
-        require(known, f"{path} is not version {VERSION} of what {HOW} writes, or is damaged: write it again with it.")
+            fits = False
+        require(fits, f"{path} is not version {VERSION} of what {HOW} writes, or is damaged: write it again with it.")
         return meta
 
     @property
@@ -135,14 +135,14 @@ PIECE = 2**20  # bytes that are read or encoded at a time
 
 def find_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     """Return files below `folder` with one of the suffixes, in any case, sorted; hidden ones are left out."""
-    wanted = {"." + suffix.lower().lstrip(".") for suffix in suffixes}
+    endings = {"." + suffix.lower().lstrip(".") for suffix in suffixes}
     inside = [
-        path.relative_to(folder) for path in folder.rglob("*") if path.suffix.lower() in wanted and path.is_file()
+        path.relative_to(folder) for path in folder.rglob("*") if path.suffix.lower() in endings and path.is_file()
     ]
     shown = [path for path in inside if not any(part.startswith(".") for part in path.parts)]
-    endings = " or ".join(sorted(wanted))
+    listed = " or ".join(sorted(endings))
     require(
-        bool(shown), f"input={folder} has no files that end in {endings}: name a folder that has, or suffixes=[.tex]."
+        bool(shown), f"input={folder} has no files that end in {listed}: name a folder that has, or suffixes=[.tex]."
     )
     return [folder / path for path in sorted(shown, key=Path.as_posix)]
 
@@ -197,9 +197,9 @@ class HuggingFace:
         self._backend.no_truncation()
         self._backend.no_padding()
         ids: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
-        own = max(ids.values()) + 1
-        self.end = next((ids[word] for word in self.ENDS if word in ids), own)
-        self.vocab_size = max(own, self.end + 1)
+        size = max(ids.values()) + 1
+        self.end = next((ids[word] for word in self.ENDS if word in ids), size)
+        self.vocab_size = max(size, self.end + 1)
 
     def encode(self, document: bytes) -> Iterator[NDArray[np.integer[Any]]]:
         lines = io.BytesIO(document)
@@ -212,8 +212,8 @@ def split_of(document: bytes, seed: int, val_share: float, test_share: float) ->
     """Return the split of a document by contents and seed: copies share it, new documents move no others."""
     digest = hashlib.blake2b(document, digest_size=16).digest()
     number = hashlib.blake2b(digest, key=str(seed).encode(), digest_size=8).digest()
-    place = int.from_bytes(number, "little") / 2**64
-    return "val" if place < val_share else "test" if place < val_share + test_share else "train"
+    uniform = int.from_bytes(number, "little") / 2**64
+    return "val" if uniform < val_share else "test" if uniform < val_share + test_share else "train"
 
 
 def prepare(cfg: dict[str, Any]) -> dict[str, Any]:

@@ -95,16 +95,16 @@ class TokenLoader(EpochLoader):
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
         rows, counts = self.rank_rows(epoch)
         size = len(self.ids)
-        moved = self.train and self.shuffle and not self.sequences
-        start = hashed_seed(self.seed, "offset", epoch) % size if moved else 0
-        begins = start + rows.numpy() * (self.length + int(self.sequences))
+        is_circle = self.train and self.shuffle and not self.sequences
+        start = hashed_seed(self.seed, "offset", epoch) % size if is_circle else 0
+        first_tokens = start + rows.numpy() * (self.length + int(self.sequences))
         places = np.arange(self.length + 1)
-        for begin, counted in zip(begins[first:], counts[first:], strict=True):
-            at = begin[:, None] + places
-            window = torch.from_numpy(self.ids[at % size].astype(np.int64))
+        for first_token, counted in zip(first_tokens[first:], counts[first:], strict=True):
+            index = first_token[:, None] + places
+            window = torch.from_numpy(self.ids[index % size].astype(np.int64))
             x, y = window[:, :-1].clone(), window[:, 1:].clone()  # not contiguous(): one row would share its memory
             if not self.train:
-                y[~(torch.from_numpy(at[:, 1:] < size) & counted[:, None])] = IGNORE
+                y[~(torch.from_numpy(index[:, 1:] < size) & counted[:, None])] = IGNORE
             yield x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
 
 
@@ -175,8 +175,8 @@ class Documents:
 
 def find_documents(ids: Ids, end: int) -> Documents:
     """Split a stream after each `end`. The rest after the last one is a document without an end."""
-    found = [np.flatnonzero(ids[start : start + SCANNED] == end) + start for start in range(0, len(ids), SCANNED)]
-    stops = np.concatenate([*found, np.empty(0, dtype=np.int64)]).astype(np.int64) + 1
+    ends = [np.flatnonzero(ids[start : start + SCANNED] == end) + start for start in range(0, len(ids), SCANNED)]
+    stops = np.concatenate([*ends, np.empty(0, dtype=np.int64)]).astype(np.int64) + 1
     if len(ids) and (not len(stops) or stops[-1] != len(ids)):
         stops = np.append(stops, len(ids))
     return Documents(ids, np.concatenate([np.zeros(1, dtype=np.int64), stops])[: len(stops)], stops, end)

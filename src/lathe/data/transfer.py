@@ -41,18 +41,18 @@ class Transferred:
         self.device = device or (torch.device("cpu") if trainer is None else trainer.strategy.root_device)
         module = getattr(data, "reads_for", None) if trainer is None else getattr(trainer, "lightning_module", None)
         self.parts = [data] if module in (None, data) else [data, module]
-        self.trainer = trainer or next((found for part in self.parts if (found := trainer_of(part)) is not None), None)
+        self.trainer = trainer or next((owner for part in self.parts if (owner := trainer_of(part)) is not None), None)
 
     def __iter__(self) -> Iterator[Any]:
         owners = (next((part for part in self.parts if is_overridden(name, part)), self.parts[0]) for name in HOOKS)
         before, move, after = (getattr(owner, name) for owner, name in zip(owners, HOOKS, strict=True))
-        own = any(is_own(hook) for hook in (before, move, after))
+        has_hooks = any(is_own(hook) for hook in (before, move, after))
         mode: Any = "max_size_cycle" if self.stage == RunningStage.TRAINING else "sequential"
         read: Any = CombinedLoader(self.loader, mode) if self.several else ((batch, 0, 0) for batch in self.loader)
         for batch, _, number in read:
-            with self._at_stage() if own else nullcontext():
-                moved = after(move(before(batch, number), self.device, number), number)
-            yield moved
+            with self._at_stage() if has_hooks else nullcontext():
+                result = after(move(before(batch, number), self.device, number), number)
+            yield result
 
     @contextmanager
     def _at_stage(self) -> Iterator[None]:
@@ -109,8 +109,8 @@ def train_batches(data: Any, device: torch.device | None = None) -> Transferred:
 def val_batches(data: Any, device: torch.device | None = None) -> Transferred:
     """Return validation batches of a new loader; the position of other loaders does not change."""
     if hasattr(data, "eval_loader"):
-        found: Transferred = data.eval_loader("val", device)
-        return found
+        batches: Transferred = data.eval_loader("val", device)
+        return batches
     return Transferred(data.val_dataloader(), data, RunningStage.VALIDATING, device)
 
 
@@ -177,24 +177,24 @@ def go_ahead(loader: Any, trainer: Any, device: torch.device | None = None) -> N
     leaves out batches so small that several are made at once (`chunk`): the gain is small, and a change of streams
     takes some microseconds. `device` None is the trainer's.
     """
-    wanted: bool | Literal["auto"] = getattr(trainer, "prefetch_to_device", False)
-    if not wanted:
+    setting: bool | Literal["auto"] = getattr(trainer, "prefetch_to_device", False)
+    if not setting:
         return
     device = device or trainer.strategy.root_device
-    if device.type != "cuda" or (wanted == "auto" and getattr(loader, "chunk", 1) > 1):
+    if device.type != "cuda" or (setting == "auto" and getattr(loader, "chunk", 1) > 1):
         return
     if getattr(loader, "goes_ahead", False):
         parts = [part for part in (trainer.lightning_module, trainer.datamodule) if part is not None]
-        own = any(is_overridden(name, part) and is_own(getattr(part, name)) for part in parts for name in HOOKS)
-        loader.side = SideStream(device, moves=not own)  # the user's hooks move the batches
-    elif wanted is True:
+        has_hooks = any(is_overridden(name, part) and is_own(getattr(part, name)) for part in parts for name in HOOKS)
+        loader.side = SideStream(device, moves=not has_hooks)  # the user's hooks move the batches
+    elif setting is True:
         rank_zero_warn(
             f"{KEY} has no effect on batches of {type(loader).__name__}: how they are made is not known, or one that "
             "is made early would change what a continued run draws."
         )
 
 
-def tell_no_effect(wanted: bool | Literal["auto"], device: torch.device) -> None:
+def tell_no_effect(setting: bool | Literal["auto"], device: torch.device) -> None:
     """Warn if prefetching is requested on a device without streams."""
-    if wanted is True and device.type != "cuda":
+    if setting is True and device.type != "cuda":
         rank_zero_warn(f"{KEY} has no effect: it is for NVIDIA GPUs, and this run computes on {device.type}.")

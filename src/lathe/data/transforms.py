@@ -80,11 +80,11 @@ def hue(images: Tensor, shift: Tensor) -> Tensor:
         value == red, (green - blue) / per, torch.where(value == green, 2 + (blue - red) / per, 4 + (red - green) / per)
     )
     turned = sector + 6 * shift.float()[:, None, None]
-    found = []
+    channels = []
     for offset in (5, 3, 1):
-        place = torch.remainder(offset + turned, 6)
-        found.append(value - chroma * torch.minimum(place, 4 - place).clamp(0, 1))
-    return (torch.stack(found, 1) * 255 + 0.5).clamp_(0, 255).to(torch.uint8)
+        position = torch.remainder(offset + turned, 6)
+        channels.append(value - chroma * torch.minimum(position, 4 - position).clamp(0, 1))
+    return (torch.stack(channels, 1) * 255 + 0.5).clamp_(0, 255).to(torch.uint8)
 
 
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
@@ -135,8 +135,9 @@ def warp(images: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _matrix(level: Tensor, **changes: Tensor) -> Tensor:
-    one, zero = torch.ones_like(level), torch.zeros_like(level)
-    return torch.stack(list(({"a": one, "b": zero, "c": zero, "d": zero, "e": one, "f": zero} | changes).values()), 1)
+    ones, zeros = torch.ones_like(level), torch.zeros_like(level)
+    identity = {"a": ones, "b": zeros, "c": zeros, "d": zeros, "e": ones, "f": zeros}
+    return torch.stack(list((identity | changes).values()), 1)
 
 
 def shear_x(images: Tensor, level: Tensor) -> Tensor:
@@ -180,11 +181,11 @@ def random_boxes(
     aspect = (first + (last - first) * u[..., 1]).exp()
     wide, tall = (area * aspect).sqrt().round().long(), (area / aspect).sqrt().round().long()
     fits = (wide >= 1) & (wide <= width) & (tall >= 1) & (tall <= height)
-    chosen = fits.int().argmax(1, keepdim=True)  # the first of the largest
-    wide, tall = wide.gather(1, chosen)[:, 0], tall.gather(1, chosen)[:, 0]
-    place = rng.uniform(2)
-    top = _place(place[:, 0], (height - tall).clamp(min=0))
-    left = _place(place[:, 1], (width - wide).clamp(min=0))
+    first_fit = fits.int().argmax(1, keepdim=True)  # the first of the largest
+    wide, tall = wide.gather(1, first_fit)[:, 0], tall.gather(1, first_fit)[:, 0]
+    corner = rng.uniform(2)
+    top = _place(corner[:, 0], (height - tall).clamp(min=0))
+    left = _place(corner[:, 1], (width - wide).clamp(min=0))
     return torch.stack((top, top + tall, left, left + wide), dim=1), fits.any(1)
 
 
@@ -193,13 +194,11 @@ def _place(uniforms: Tensor, last: Tensor) -> Tensor:
     return torch.minimum((uniforms * (last + 1)).long(), last)
 
 
-class RandomResizedCrop(Transform):
+class RandomResizedCrop(Transform, is_tested=True):
     """Enlarges a random box, bilinearly, to the size of the image (Szegedy et al. 2015, arXiv:1409.4842).
 
     Ratio, tries and the fallback are those of torchvision.
     """
-
-    is_tested = True
 
     @validated
     def __init__(
@@ -211,14 +210,14 @@ class RandomResizedCrop(Transform):
 
     def __call__(self, images: Tensor, rng: Rng) -> Tensor:
         height, width = images.shape[-2:]
-        box, found = random_boxes(rng, self.scale, self.ratio, height, width)
+        box, fits = random_boxes(rng, self.scale, self.ratio, height, width)
         # otherwise the largest central box with an allowed ratio
         low, high = self.ratio
         tall = round(width / low) if width / height < low else height
         wide = round(height * high) if width / height > high else width
         top, left = (height - tall) // 2, (width - wide) // 2
         middle = box.new_tensor((top, top + tall, left, left + wide))
-        return resized(images, torch.where(found[:, None], box, middle))
+        return resized(images, torch.where(fits[:, None], box, middle))
 
 
 def resized(images: Tensor, box: Tensor) -> Tensor:
@@ -226,31 +225,29 @@ def resized(images: Tensor, box: Tensor) -> Tensor:
     height, width = images.shape[-2:]
     top, bottom, left, right = box.unbind(1)
     rows = _between(images, 2, *_places(top, bottom, height))
-    found = _between(rows, 3, *_places(left, right, width))
-    return found if images.is_floating_point() else (found + 0.5).floor_().clamp_(0, 255).to(images.dtype)
+    enlarged = _between(rows, 3, *_places(left, right, width))
+    return enlarged if images.is_floating_point() else (enlarged + 0.5).floor_().clamp_(0, 255).to(images.dtype)
 
 
 def _places(first: Tensor, end: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the two pixels around each of `count` places, int64 [n, count], and the weight of the second."""
     size = (end - first).double()[:, None]
-    at = (torch.arange(count, device=first.device) + 0.5) * (size / count) - 0.5
-    at = torch.minimum(at.clamp(min=0), size - 1)
-    low = at.floor()
+    position = (torch.arange(count, device=first.device) + 0.5) * (size / count) - 0.5
+    position = torch.minimum(position.clamp(min=0), size - 1)
+    low = position.floor()
     high = torch.minimum(low + 1, size - 1)
-    return first[:, None] + low.long(), first[:, None] + high.long(), (at - low).float()
+    return first[:, None] + low.long(), first[:, None] + high.long(), (position - low).float()
 
 
 def _between(images: Tensor, dim: int, low: Tensor, high: Tensor, share: Tensor) -> Tensor:
     shape = [len(images), 1, 1, 1]
     shape[dim] = images.shape[dim]
-    one, other = (torch.take_along_dim(images, place.view(shape), dim).float() for place in (low, high))
-    return one + share.view(shape) * (other - one)
+    first, second = (torch.take_along_dim(images, index.view(shape), dim).float() for index in (low, high))
+    return first + share.view(shape) * (second - first)
 
 
-class RandomErasing(Transform):
+class RandomErasing(Transform, is_tested=True):
     """Covers a box of random size, ratio and place (Zhong et al. 2017, arXiv:1708.04896)."""
-
-    is_tested = True
 
     @validated
     def __init__(
@@ -265,9 +262,9 @@ class RandomErasing(Transform):
 
     def __call__(self, images: Tensor, rng: Rng) -> Tensor:
         height, width = images.shape[-2:]
-        taken = rng.uniform() < self.p
-        box, found = random_boxes(rng, self.scale, self.ratio, height, width)
-        mask = box_mask(box, height, width) & (taken & found)[:, None, None, None]
+        selected = rng.uniform() < self.p
+        box, fits = random_boxes(rng, self.scale, self.ratio, height, width)
+        mask = box_mask(box, height, width) & (selected & fits)[:, None, None, None]
         if self.fill == "random":
             return torch.where(mask, rng.integers(256, *images.shape[1:]).to(images.dtype), images)
         colour = rng.fill if self.fill == "mean" and rng.fill is not None else images.new_zeros(images.shape[1])
@@ -282,11 +279,10 @@ JITTERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-class ColorJitter(Transform):
+class ColorJitter(Transform, is_tested=True):
     """Changes brightness, contrast, saturation and hue, in random order per sample (as torchvision's)."""
 
     uint8_only = True
-    is_tested = True
 
     @validated
     def __init__(
@@ -310,9 +306,9 @@ class ColorJitter(Transform):
     def __call__(self, images: Tensor, rng: Rng) -> Tensor:
         u, order = rng.uniform(4), rng.uniform(4).argsort(dim=1, stable=True)
         images = images.clone()
-        for place in range(4):
+        for position in range(4):
             for number, (name, operation) in enumerate(JITTERS.items()):
-                rows = (order[:, place] == number).nonzero()[:, 0]
+                rows = (order[:, position] == number).nonzero()[:, 0]
                 width = self.widths[name]
                 if width and len(rows):
                     low, high = (-width, width) if name == "hue" else (max(0.0, 1 - width), 1 + width)
@@ -361,11 +357,11 @@ class Policy(Transform):
         if channels not in (1, 3):
             raise ArgumentError(f"channels={channels}: {type(self).__name__} takes grey or RGB images, 1 or 3.")
 
-    def apply(self, images: Tensor, chosen: Tensor, places: Tensor, coin: Tensor) -> Tensor:
-        """Apply operations `chosen` [n] at the levels of bins `places` [n], negated by `coin` [n] if signed."""
+    def apply(self, images: Tensor, operations: Tensor, places: Tensor, coin: Tensor) -> Tensor:
+        """Apply `operations` [n] at the levels of bins `places` [n], negated by `coin` [n] if signed."""
         images, levels = images.clone(), self.levels(*images.shape[-2:])
         for number, (name, (operation, signed)) in enumerate(OPS.items()):
-            rows = (chosen == number).nonzero()[:, 0]
+            rows = (operations == number).nonzero()[:, 0]
             if name == "identity" or not len(rows):
                 continue
             first, last = levels.get(name) or (0.0, 0.0)
@@ -376,13 +372,11 @@ class Policy(Transform):
         return images
 
 
-class RandAugment(Policy):
+class RandAugment(Policy, is_tested=True):
     """Applies `num_ops` operations at one magnitude (Cubuk et al. 2020, arXiv:1909.13719).
 
     Operations and levels are torchvision's, with nearest-neighbour pixels, black outside.
     """
-
-    is_tested = True
 
     @validated
     def __init__(
@@ -399,20 +393,18 @@ class RandAugment(Policy):
         return _levels(0.3, 150 / 331 * width, 150 / 331 * height, 30, 0.9, 4)
 
     def __call__(self, images: Tensor, rng: Rng) -> Tensor:
-        chosen, coins = rng.integers(len(OPS), self.num_ops), rng.uniform(self.num_ops) < 0.5
-        place = torch.full_like(chosen[:, 0], self.magnitude)
+        operations, coins = rng.integers(len(OPS), self.num_ops), rng.uniform(self.num_ops) < 0.5
+        bins = torch.full_like(operations[:, 0], self.magnitude)
         for number in range(self.num_ops):
-            images = self.apply(images, chosen[:, number], place, coins[:, number])
+            images = self.apply(images, operations[:, number], bins, coins[:, number])
         return images
 
 
-class TrivialAugmentWide(Policy):
+class TrivialAugmentWide(Policy, is_tested=True):
     """Applies one operation per sample at a random level (Müller and Hutter 2021, arXiv:2103.10158).
 
     Pixels are those of the nearest neighbour, black outside.
     """
-
-    is_tested = True
 
     @validated
     def __init__(self, num_bins: Annotated[int, pydantic.Field(ge=2)] = 31) -> None:

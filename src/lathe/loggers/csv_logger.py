@@ -57,13 +57,13 @@ def read_lines(path: Path) -> Lines:
 
 def numbers(path: Path, lines: Lines) -> list[dict[str, float]]:
     """Return the rows of `lines`, read from `path`, as numbers, without metrics that a step did not log."""
-    found: list[dict[str, float]] = []
+    rows: list[dict[str, float]] = []
     for row in lines.rows:
         try:
-            found.append({name: float(value) for name, value in row.items() if value} | {"step": int(row["step"])})
+            rows.append({name: float(value) for name, value in row.items() if value} | {"step": int(row["step"])})
         except ValueError as error:
             raise UserError(f"{path}: a value at step {row['step']} is not a number ({error}).") from error
-    return found
+    return rows
 
 
 class Discarded:
@@ -189,10 +189,10 @@ class CSVLogger(Logger):
     def _write_earlier(self, step: int, metrics: dict[str, float]) -> None:
         self.save()
         rows = self._read()
-        place = sum(int(row["step"]) < step for row in rows)
-        if int(rows[place]["step"]) != step:
-            rows.insert(place, {"step": str(step)})
-        rows[place].update({name: _text(value) for name, value in metrics.items()})
+        index = sum(int(row["step"]) < step for row in rows)
+        if int(rows[index]["step"]) != step:
+            rows.insert(index, {"step": str(step)})
+        rows[index].update({name: _text(value) for name, value in metrics.items()})
         self._columns += [name for name in metrics if name not in self._columns]
         self._rewrite(rows)
 
@@ -227,9 +227,9 @@ class CSVLogger(Logger):
                     raise
                 return
             file.seek(0)
-            before = file.read(self._offset)
+            head = file.read(self._offset)
         with whole(self._path) as temporary:
-            temporary.write_bytes(before + data)
+            temporary.write_bytes(head + data)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:

@@ -48,11 +48,11 @@ def main_facts(facts: Mapping[str, Any], choices: Mapping[str, Any], typed: Sequ
 
     A group whose node was written out in full is "custom".
     """
-    words = {key_of(word): word.partition("=")[2] for word in typed}
-    chosen = {group: str(words.get(group, choices.get(group) or "null")) for group in GROUPS}
-    keys = [key for key in words if key not in GROUPS and key.partition(".")[0] not in WHERE]
+    overrides = {key_of(override): override.partition("=")[2] for override in typed}
+    groups = {group: str(overrides.get(group, choices.get(group) or "null")) for group in GROUPS}
+    keys = [key for key in overrides if key not in GROUPS and key.partition(".")[0] not in WHERE]
     return {
-        **{group: "custom" if "{" in value else value for group, value in chosen.items() if value != "null"},
+        **{group: "custom" if "{" in value else value for group, value in groups.items() if value != "null"},
         **{key: facts[key] for key in ALWAYS if key in facts},
         **{leaf: facts[leaf] for key in keys for leaf in facts if leaf == key or leaf.startswith(f"{key}.")},
         "run_dir": facts.get("paths.run_dir"),
@@ -61,8 +61,8 @@ def main_facts(facts: Mapping[str, Any], choices: Mapping[str, Any], typed: Sequ
 
 def secrets_in(leaves: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> set[str]:
     """Return the values that `run_facts` hides, except logins in addresses."""
-    typed = [str(value) for key, value in leaves.items() if value is not None and _hidden(key)]
-    values = [*typed, *(value for name, value in environment.items() if _secret(name))]
+    configured = [str(value) for key, value in leaves.items() if value is not None and _hidden(key)]
+    values = [*configured, *(value for name, value in environment.items() if _secret(name))]
     return {value for value in values if len(value) >= SHORTEST}
 
 
@@ -93,8 +93,8 @@ class _LogFile(logging.FileHandler):
     def __init__(self, path: Path, secrets: set[str]) -> None:
         super().__init__(path, encoding="utf-8")
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        words = sorted(map(re.escape, secrets), key=len, reverse=True)
-        self.hidden = re.compile("|".join([LOGIN.pattern, *words]))
+        patterns = sorted(map(re.escape, secrets), key=len, reverse=True)
+        self.hidden = re.compile("|".join([LOGIN.pattern, *patterns]))
         self.has_failed = False
 
     def format(self, record: logging.LogRecord) -> str:
@@ -138,9 +138,9 @@ def run_log(run_dir: Path, leaves: Mapping[str, Any], environment: Mapping[str, 
         before(message, category, filename, lineno, *rest, **more)
         write("warnings", logging.WARNING, f"{category.__name__}: {message} ({filename}:{lineno})")
 
-    def write(name: str, level: int, said: str, error: BaseException | None = None) -> None:
+    def write(name: str, level: int, message: str, error: BaseException | None = None) -> None:
         stack = None if error is None else (type(error), error, error.__traceback__)
-        file.handle(logging.LogRecord(name, level, "", 0, said, None, stack))
+        file.handle(logging.LogRecord(name, level, "", 0, message, None, stack))
 
     for home in homes:
         home.addHandler(file)

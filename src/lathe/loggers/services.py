@@ -26,12 +26,12 @@ PREFIX = "result/"  # result/val/accuracy is the best epoch's, val/accuracy that
 
 def tensorboard(run_dir: Path, start_step: int) -> Logger:
     """Event files under tensorboard/; points after `start_step`, which will be repeated, are hidden."""
-    again = (run_dir / "tensorboard").exists()
+    resumes = (run_dir / "tensorboard").exists()
     return TensorBoardLogger(
         str(run_dir),
         name="tensorboard",
         version="",
-        purge_step=start_step + 1 if again else None,
+        purge_step=start_step + 1 if resumes else None,
         default_hp_metric=False,
     )
 
@@ -61,14 +61,16 @@ def wandb(
     # W&B names folders by the second: another one within the same second would overwrite the first
     while any(run_dir.glob(f"wandb/*run-{datetime.now():%Y%m%d_%H%M%S}-*")):
         time.sleep(0.05)
-    settings = package.Settings(console="off", silent=True)
-    options: dict[str, Any] = {"group": group, "tags": tags, "settings": settings}
-    if not offline:
-        options["resume"] = "allow"
-    if entity is not None:
-        options["entity"] = entity
     logger = WandbLogger(
-        name=name or run_dir.name, project=project, save_dir=str(run_dir), id=run_dir.name, offline=offline, **options
+        name=name or run_dir.name,
+        project=project,
+        save_dir=str(run_dir),
+        id=run_dir.name,
+        offline=offline,
+        group=group,
+        tags=tags,
+        entity=entity,
+        settings=package.Settings(console="off", silent=True),
     )
     # Lightning's log_model supports only its ModelCheckpoint, and not offline.
     setattr(logger, "ships_model", log_model)  # noqa: B010
@@ -95,21 +97,20 @@ def mlflow(
     tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     if getattr(rank_zero_only, "rank", 0) == 0:
         _check_address(tracking_uri, experiment_name)
-    tag = {"lathe.run": run_dir.name}
     run_id = None
     if start_step:
         package.set_tracking_uri(tracking_uri)
-        found = package.search_runs(
+        runs = package.search_runs(
             experiment_names=[experiment_name],
             filter_string=f"tags.`lathe.run` = '{run_dir.name}'",
             output_format="list",
         )
-        run_id = found[0].info.run_id if found else None
+        run_id = runs[0].info.run_id if runs else None
     return MLFlowLogger(
         experiment_name=experiment_name,
         run_name=run_name or run_dir.name,
         tracking_uri=tracking_uri,
-        tags=tag,
+        tags={"lathe.run": run_dir.name},
         run_id=run_id,
     )
 
@@ -195,20 +196,20 @@ def _to_mlflow(logger: MLFlowLogger, facts: Mapping[str, Any], tags: Sequence[st
     from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH, MAX_TAG_VAL_LENGTH
 
     client: Any = logger.experiment
-    known = client.get_run(logger.run_id).data.params
-    told = {re.sub(r"[^\w\-. /]", "_", key): str(value) for key, value in facts.items()}
-    long = [key for key, value in told.items() if len(value) > MAX_PARAM_VAL_LENGTH]
+    logged = client.get_run(logger.run_id).data.params
+    params = {re.sub(r"[^\w\-. /]", "_", key): str(value) for key, value in facts.items()}
+    long = [key for key, value in params.items() if len(value) > MAX_PARAM_VAL_LENGTH]
     if long:
         rank_zero_warn(
             f"logger=mlflow: {', '.join(long)} cut at {MAX_PARAM_VAL_LENGTH} characters, all that MLflow takes; "
             "config.yaml has the rest."
         )
-    told = {key: value[:MAX_PARAM_VAL_LENGTH] for key, value in told.items()}
-    fresh = [Param(key, value) for key, value in told.items() if key not in known]
+    params = {key: value[:MAX_PARAM_VAL_LENGTH] for key, value in params.items()}
+    fresh = [Param(key, value) for key, value in params.items() if key not in logged]
     for start in range(0, len(fresh), CHUNK):
         client.log_batch(run_id=logger.run_id, params=fresh[start : start + CHUNK])
-    for key, value in told.items():
-        if known.get(key, value) != value:
+    for key, value in params.items():
+        if logged.get(key, value) != value:
             client.set_tag(logger.run_id, f"changed.{key}"[:250], value[:MAX_TAG_VAL_LENGTH])
     if tags:
         client.set_tag(logger.run_id, "tags", ",".join(tags)[:MAX_TAG_VAL_LENGTH])

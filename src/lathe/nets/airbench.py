@@ -134,9 +134,9 @@ class Airbench(nn.Module):
             return _mean([self._logits(x), self._logits(x.flip(-1))])
         height, width = x.shape[-2:]
         padded = F.pad(x, (1, 1, 1, 1), mode="reflect")
-        moved = [padded[..., :height, :width], padded[..., 2:, 2:]]
-        still = _mean([self._logits(x), self._logits(x.flip(-1))])
-        return _mean([still, _mean([self._logits(one) for image in moved for one in (image, image.flip(-1))])])
+        shifted = [padded[..., :height, :width], padded[..., 2:, 2:]]
+        centred = _mean([self._logits(x), self._logits(x.flip(-1))])
+        return _mean([centred, _mean([self._logits(view) for image in shifted for view in (image, image.flip(-1))])])
 
 
 def _mean(parts: list[Tensor]) -> Tensor:

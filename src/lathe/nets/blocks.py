@@ -34,10 +34,10 @@ class Blocks(nn.ModuleList):
 
 def blocks_of(net: nn.Module) -> list[nn.Module]:
     """Return the repeated units in a net's `blocks` (ModuleList, Sequential, list, tuple), if it has any."""
-    named = getattr(net, "blocks", None)
-    if not isinstance(named, nn.ModuleList | nn.Sequential | list | tuple):
+    blocks = getattr(net, "blocks", None)
+    if not isinstance(blocks, nn.ModuleList | nn.Sequential | list | tuple):
         return []
-    return [block for block in named if isinstance(block, nn.Module)]
+    return [block for block in blocks if isinstance(block, nn.Module)]
 
 
 def run(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:

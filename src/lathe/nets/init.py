@@ -73,14 +73,14 @@ def _resolve(name: str) -> Init:
         return INITS[name]
     if "." in name:
         try:
-            found = pkgutil.resolve_name(name)
+            function = pkgutil.resolve_name(name)
         except (ImportError, AttributeError, ValueError) as error:
             raise ArgumentError(
                 f"init={name} cannot be imported ({error}): name a function that takes the net."
             ) from error
-        if not callable(found):
+        if not callable(function):
             raise ArgumentError(f"init={name} is not a function: name one that takes the net.")
-        return found  # a user's function
+        return function  # a user's function
     hint = did_you_mean(name, INITS, f"choose from {', '.join(INITS)}, a dotted path to your own function, or null.")
     raise ArgumentError(f"init={name} is unknown: {hint}")
 
@@ -95,11 +95,11 @@ def apply_init(net: nn.Module, name: str | Iterable[str] | None) -> None:
         init(net)
 
 
-def describe_loaded(taken: str, absent: list[str], shapes: list[str], extra: list[str]) -> list[str]:
-    """Return the line `taken`, and one for each kind of weights in which a file and a net differ."""
+def describe_loaded(summary: str, absent: list[str], shapes: list[str], extra: list[str]) -> list[str]:
+    """Return the line `summary`, and one for each kind of weights in which a file and a net differ."""
     groups = {
         "Not in the file, so as they were made": absent,
         "Of another shape, so as they were made": shapes,
         "In the file alone": extra,
     }
-    return [taken, *(f"{title}: {', '.join(names)}." for title, names in groups.items() if names)]
+    return [summary, *(f"{title}: {', '.join(names)}." for title, names in groups.items() if names)]

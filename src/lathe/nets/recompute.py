@@ -34,22 +34,22 @@ def apply(net: nn.Module, how: str | None) -> None:
     segments. `offload` recomputes nothing: the blocks' activations are moved to the host's memory between the passes.
     Blocks that a pipeline has replaced by `nn.Identity` are not counted. It acts in training mode with gradients.
     """
-    word = "none" if how is None else str(how)
-    every = None if word in ("none", "sqrt") else 1  # of the blocks that are patched
-    if re.fullmatch(r"every_[1-9]\d*", word):
-        every = int(word.removeprefix("every_"))
-    elif word not in ("none", "blocks", "sqrt", "offload"):
-        hint = did_you_mean(word, ("none", "blocks", "every_2", "sqrt", "offload"), "every_<n> takes any n.")
-        raise ArgumentError(f"{KEY}={word}: {hint}")
-    every_block = blocks_of(net) if hasattr(net, "blocks") else repeated_children(net)
-    blocks = list(dict.fromkeys(own_blocks(every_block)))  # a net may run the same block twice
+    mode = "none" if how is None else str(how)
+    interval = None if mode in ("none", "sqrt") else 1  # of the blocks that are patched
+    if re.fullmatch(r"every_[1-9]\d*", mode):
+        interval = int(mode.removeprefix("every_"))
+    elif mode not in ("none", "blocks", "sqrt", "offload"):
+        hint = did_you_mean(mode, ("none", "blocks", "every_2", "sqrt", "offload"), "every_<n> takes any n.")
+        raise ArgumentError(f"{KEY}={mode}: {hint}")
+    all_blocks = blocks_of(net) if hasattr(net, "blocks") else repeated_children(net)
+    blocks = list(dict.fromkeys(own_blocks(all_blocks)))  # a net may run the same block twice
     name = type(net).__name__
-    if word != "none" and not blocks:
-        raise ArgumentError(f"{KEY}={word} acts on a net's repeated blocks, and {name} has no `blocks`: set none.")
-    if every is not None and every > len(every_block):
-        raise ArgumentError(f"{KEY}={word}: {name} has {len(every_block)} blocks: take an n of at most that.")
+    if mode != "none" and not blocks:
+        raise ArgumentError(f"{KEY}={mode} acts on a net's repeated blocks, and {name} has no `blocks`: set none.")
+    if interval is not None and interval > len(all_blocks):
+        raise ArgumentError(f"{KEY}={mode}: {name} has {len(all_blocks)} blocks: take an n of at most that.")
     chain = getattr(net, "blocks", None)
-    if word == "sqrt" and not isinstance(chain, Blocks):
+    if mode == "sqrt" and not isinstance(chain, Blocks):
         raise ArgumentError(f"{KEY}=sqrt requires {name}.blocks to be a lathe.nets.Blocks. Use {KEY}=blocks.")
     for block in blocks:  # undo earlier calls
         patched = block.__dict__.get("forward")
@@ -58,9 +58,9 @@ def apply(net: nn.Module, how: str | None) -> None:
             if patched.args[1] is not None:
                 block.forward = patched.args[1]
     if isinstance(chain, Blocks):
-        chain.in_segments = word == "sqrt"
-    for block in blocks[::every] if every is not None else []:
-        block.forward = functools.partial(_forward, block, block.__dict__.get("forward"), word == "offload")
+        chain.in_segments = mode == "sqrt"
+    for block in blocks[::interval] if interval is not None else []:
+        block.forward = functools.partial(_forward, block, block.__dict__.get("forward"), mode == "offload")
 
 
 def repeated_children(net: nn.Module) -> list[nn.Module]:
@@ -68,9 +68,9 @@ def repeated_children(net: nn.Module) -> list[nn.Module]:
     layers in a ModuleList; empty without one.
     """
     families = [list(module.children()) for module in net.modules()]
-    alike = [family for family in families if len({type(one) for one in family}) == 1 < len(family)]
+    alike = [family for family in families if len({type(child) for child in family}) == 1 < len(family)]
     deep = [family for family in alike if any(True for _ in family[0].children())]
-    return max(deep, key=lambda family: sum(p.numel() for one in family for p in one.parameters()), default=[])
+    return max(deep, key=lambda family: sum(p.numel() for child in family for p in child.parameters()), default=[])
 
 
 def own_blocks(blocks: Sequence[nn.Module] | nn.ModuleList) -> list[nn.Module]:
@@ -115,8 +115,8 @@ class Offloaded(save_on_cpu):
         def pack(tensor: Tensor) -> Any:
             return tensor if _place(tensor) in stay else move(tensor)
 
-        def unpack(kept: Any) -> Tensor:
-            return kept if isinstance(kept, Tensor) else fetch(kept)
+        def unpack(packed: Any) -> Tensor:
+            return packed if isinstance(packed, Tensor) else fetch(packed)
 
         self.pack_hook, self.unpack_hook = pack, unpack
 

@@ -114,22 +114,20 @@ class Bottleneck(nn.Module):
 
 
 class _StagedResNet(nn.Module):
-    """Stem, stages, head. Stage i has `counts[i]` blocks of `width * 2**i`; all but the first halve the image."""
+    """Stem of `channels`, stages, head. Stage i has `counts[i]` blocks of `width * 2**i`; i > 0 halves the image."""
 
     def __init__(
         self,
         block: type[BasicBlock | Bottleneck],
         counts: Sequence[int],
-        *,
         width: int,
         in_channels: int,
         num_classes: int,
         shortcut: Shortcut,
-        stem: int | None = None,
+        channels: int,
         large: bool = False,
     ) -> None:
         super().__init__()
-        channels = width if stem is None else stem
         window = {"kernel_size": 7, "stride": 2, "padding": 3} if large else {"kernel_size": 3, "padding": 1}
         self.conv = nn.Conv2d(in_channels, channels, **window, bias=False)  # type: ignore[arg-type]
         self.bn = nn.BatchNorm2d(channels)
@@ -185,15 +183,7 @@ class CifarResNet(_StagedResNet):
                 f"depth={depth} is not 6n + 2, which a three-stage ResNet needs: take {near} or {near + 6}."
             )
         counts = [(depth - 2) // 6] * 3
-        super().__init__(
-            BasicBlock,
-            counts,
-            width=width,
-            in_channels=in_channels,
-            num_classes=num_classes,
-            shortcut=shortcut,
-            stem=stem,
-        )
+        super().__init__(BasicBlock, counts, width, in_channels, num_classes, shortcut, stem or width)
 
 
 class ResNet(_StagedResNet):
@@ -228,16 +218,8 @@ class ResNet(_StagedResNet):
                 f"depth={depth!r} fits no four-stage ResNet: take 18, 34, 50, 101 or 152, or a CifarResNet for 6n + 2."
             )
         block: type[BasicBlock | Bottleneck] = BasicBlock if depth < 50 else Bottleneck
-        counts = self.COUNTS[depth]
-        super().__init__(
-            block,
-            counts,
-            width=width,
-            in_channels=in_channels,
-            num_classes=num_classes,
-            shortcut="projection",
-            large=stem == "imagenet",
-        )
+        large = stem == "imagenet"
+        super().__init__(block, self.COUNTS[depth], width, in_channels, num_classes, "projection", width, large)
 
 
 class PreActivationBlock(nn.Module):

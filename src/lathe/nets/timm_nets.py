@@ -79,9 +79,9 @@ def timm_net(
         side = side[0] if isinstance(side, tuple) else side
         if isinstance(side, int) and options["img_size"] % side:
             raise ArgumentError(f"patch_size={side} of {name} does not divide the image size {image_size}.")
-    named = find_blocks(net)
-    if named and not hasattr(net, "blocks"):
-        net.__dict__["blocks"] = named  # a plain list: names of parameters stay timm's
+    blocks = find_blocks(net)
+    if blocks and not hasattr(net, "blocks"):
+        net.__dict__["blocks"] = blocks  # a plain list: names of parameters stay timm's
     if image_size is not None:
         add_parts(net, (2, in_channels, image_size, image_size))
         _try(net, name, torch.empty(2, in_channels, image_size, image_size, device="meta"), num_classes)
@@ -101,15 +101,15 @@ def _try(net: nn.Module, name: str, images: Tensor, classes: int) -> None:
     try:
         with torch.no_grad():
             try:
-                found = torch.func.functional_call(net, bare, (images,))
+                logits = torch.func.functional_call(net, bare, (images,))
             except Exception:  # shapes that do not fit, or a net that needs values
-                found = net(torch.zeros(images.shape))
+                logits = net(torch.zeros(images.shape))
     except UNFIT as error:
         raise _unfit(name, images.shape[1], images.shape[2], error) from None
     finally:
         net.train(training)
-    if not isinstance(found, Tensor) or found.shape != (len(images), classes):
-        shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if not isinstance(logits, Tensor) or logits.shape != (len(images), classes):
+        shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ArgumentError(
             f"name={name}: expected logits of shape [batch, {classes}], got {shape}: choose a net that classifies."
         )
@@ -252,7 +252,7 @@ def _checked(net: nn.Module, state: dict[str, Any], cfg: dict[str, Any], channel
     """Remove from `state` what the net has no place for; return lines for the log."""
     own = net.state_dict()
     convs, head = _names(cfg.get("first_conv"), "weight"), _names(cfg.get("classifier"), "weight", "bias")
-    other = [name for name in sorted(head) if name in own and name in state and state[name].shape != own[name].shape]
+    reshaped = [name for name in sorted(head) if name in own and name in state and state[name].shape != own[name].shape]
     lacking = [
         name for name in own if name not in state and name not in head and not name.endswith("num_batches_tracked")
     ]
@@ -263,13 +263,13 @@ def _checked(net: nn.Module, state: dict[str, Any], cfg: dict[str, Any], channel
     )
     for name, value in state.items():
         if name in own and name not in head | convs and value.shape != own[name].shape:
-            there, here = list(value.shape), list(own[name].shape)
-            raise UserError(f"{key} does not fit {cfg['architecture']}: {name} is {there} there and {here} here.")
+            theirs, ours = list(value.shape), list(own[name].shape)
+            raise UserError(f"{key} does not fit {cfg['architecture']}: {name} is {theirs} there and {ours} here.")
     if all(name in state and name in own and state[name].shape == own[name].shape for name in convs):
         cfg["input_size"] = (channels, *(cfg.get("input_size") or (channels, 0, 0))[1:])  # made for these channels
     extra = [name for name in state if name not in own]
-    shapes = [f"{name} ({list(state[name].shape)} there, {list(own[name].shape)} here)" for name in other]
+    shapes = [f"{name} ({list(state[name].shape)} there, {list(own[name].shape)} here)" for name in reshaped]
     absent = [name for name in sorted(head) if name in own and name not in state]
-    for name in (*other, *extra):
+    for name in (*reshaped, *extra):
         del state[name]
     return describe_loaded(f"{key}: {len(state)} of {len(own)} weights are taken.", absent, shapes, extra)

@@ -24,7 +24,7 @@ _NORM = re.compile(r"Norm(\dd)?$")
 def matching_names(net: nn.Module, rules: Iterable[str], *, key: str) -> set[str]:
     """Return names of parameters that any rule matches: `norm`, `bias`, or a pattern (`*`, `?`, `[...]`)."""
     names = [name for name, _ in net.named_parameters()]
-    found: set[str] = set()
+    matches: set[str] = set()
     for rule in rules:
         if rule == "norm":  # layers of classes `...Norm`, `...Norm1d` to `3d`
             norms = {path for path, module in net.named_modules() if _NORM.search(type(module).__name__)}
@@ -37,19 +37,19 @@ def matching_names(net: nn.Module, rules: Iterable[str], *, key: str) -> set[str
             like = f"parameters are named like {names[0]}." if names else "it has none."
             hint = did_you_mean(rule, ["norm", "bias", *names], like)
             raise ArgumentError(f"{key}: the pattern {rule!r} matches no parameter of {type(net).__name__}; {hint}")
-        found |= matched
-    return found
+        matches |= matched
+    return matches
 
 
 def scale_of_each(net: nn.Module, scales: Mapping[str, float]) -> dict[str, float]:
     """Return the learning-rate factor of each parameter that matches a rule; the last match counts."""
-    found: dict[str, float] = {}
+    factors: dict[str, float] = {}
     for rule, scale in scales.items():
         matched = matching_names(net, [rule], key="lr_scale")
         if not matched:
             raise ArgumentError(f"lr_scale: {type(net).__name__} has no {rule} to give a learning rate: leave it out.")
-        found |= dict.fromkeys(matched, float(scale))
-    return found
+        factors |= dict.fromkeys(matched, float(scale))
+    return factors
 
 
 def freeze(net: nn.Module, rules: Iterable[str]) -> tuple[int, int]:
@@ -76,12 +76,12 @@ def layer_numbers(net: nn.Module) -> dict[str, int]:
             f"layer_decay numbers the layers by the `blocks` of the net, and {type(net).__name__} has none: leave it "
             "out."
         )
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     begun = False
     for name, parameter in net.named_parameters():
         begun = begun or id(parameter) in inside
-        found[name] = inside.get(id(parameter), len(blocks) + 1 if begun else 0)
-    return found
+        numbers[name] = inside.get(id(parameter), len(blocks) + 1 if begun else 0)
+    return numbers
 
 
 def parameter_groups(
@@ -110,8 +110,8 @@ def parameter_groups(
     for parameter_name, parameter in net.named_parameters():
         if not parameter.requires_grad:
             continue
-        kept = parameter_name in exempt
-        decay = ("no_decay" if kept else "decay") if decays else "all"
+        is_exempt = parameter_name in exempt
+        decay = ("no_decay" if is_exempt else "decay") if decays else "all"
         role = roles.get(parameter_name)
         name = f"{role}/{decay}" if role else decay
         if layers is not None:
@@ -125,8 +125,8 @@ def parameter_groups(
                 groups[name]["layer"] = layers[parameter_name]
             if scale != 1:
                 groups[name]["lr_scale"] = scale
-            if decays and (kept or weight_decay is not None):
-                groups[name]["weight_decay"] = 0.0 if kept else weight_decay
+            if decays and (is_exempt or weight_decay is not None):
+                groups[name]["weight_decay"] = 0.0 if is_exempt else weight_decay
             if role:
                 groups[name]["role"] = role
         groups[name]["params"].append(parameter)
@@ -190,16 +190,16 @@ def build_optimizer(
         weight_decay=weight_decay,
         no_decay=[no_decay] if isinstance(no_decay, str) else list(no_decay or []),
         roles=kind.roles(net) if hasattr(kind, "roles") else {},
-        decays="weight_decay" in takes or any(one.kind is one.VAR_KEYWORD for one in takes.values()),
+        decays="weight_decay" in takes or any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()),
         layers=layers,
         scales=scale_of_each(net, lr_scale or {}),
     )
     try:
         optimizer: Optimizer = kind(groups, **plain)
     except Exception as error:  # a user's class can raise anything
-        given = ", ".join(f"{key}={value}" for key, value in plain.items()) or "its defaults"
+        settings = ", ".join(f"{key}={value}" for key, value in plain.items()) or "its defaults"
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ArgumentError(f"kind={name} refused {given} ({reason}).") from error
+        raise ArgumentError(f"kind={name} refused {settings} ({reason}).") from error
     for group in optimizer.param_groups:
         if layers is not None and layer_decay is not None:
             group["lr"] = group["lr"] * layer_decay ** (max(layers.values()) - group["layer"])
@@ -211,12 +211,12 @@ def _is_optimizer(kind: Any) -> TypeGuard[type[Optimizer]]:
     return inspect.isclass(kind) and issubclass(kind, Optimizer)
 
 
-def factory_of(made: Any) -> Any:
-    """Return `made`, or `of_class` with options if `made` is an optimizer's class, as in Lightning."""
-    function, given = getattr(made, "func", made), getattr(made, "keywords", {})
+def factory_of(factory: Any) -> Any:
+    """Return `factory`, or `of_class` with its options if it is an optimizer's class, as in Lightning."""
+    function, keys = getattr(factory, "func", factory), getattr(factory, "keywords", {})
     if not _is_optimizer(function):
-        return made
-    return partial(of_class, **{"no_decay": ["norm", "bias"], "lr": None, "weight_decay": None, **given}, kind=function)
+        return factory
+    return partial(of_class, **{"no_decay": ["norm", "bias"], "lr": None, "weight_decay": None, **keys}, kind=function)
 
 
 def of_class(net: nn.Module, **keys: Any) -> Optimizer:
@@ -248,24 +248,19 @@ def with_kernels(factory: Any, parameters: Iterable[nn.Parameter], unscales_late
         parameters: of the net, on the devices where they are trained.
         unscales_late: gradients are clipped and scaled, and a fused step would unscale them too late.
     """
-    given = getattr(factory, "keywords", {})
-    kind = given.get("kind")
+    keywords = getattr(factory, "keywords", {})
+    kind = keywords.get("kind")
     if not _is_optimizer(kind):
         return factory, ": the optimizer of a function stays as it is."
-    typed = [name for name in ("fused", "foreach", "differentiable", "capturable") if given.get(name) is not None]
-    if typed:
-        return factory, f": {typed[0]}={str(given[typed[0]]).lower()} of the optimizer is kept."
+    fixed = [name for name in ("fused", "foreach", "differentiable", "capturable") if keywords.get(name) is not None]
+    if fixed:
+        return factory, f": {fixed[0]}={str(keywords[fixed[0]]).lower()} of the optimizer is kept."
     takes, plain = inspect.signature(kind).parameters, list(parameters)
-    devices = sorted({parameter.device.type for parameter in plain})
+    devices = {parameter.device.type for parameter in plain}
     fits = all(type(p.data) is Tensor and torch.is_floating_point(p) for p in plain)
-    for name, there in (
-        ("fused", [] if unscales_late else _get_fused_kernels_supported_devices()),
-        ("foreach", [*_get_foreach_kernels_supported_devices(), "cpu"]),
-    ):
-        if name in takes and fits and set(devices) <= set(there):
-            how = "one kernel" if name == "fused" else "one call for each operation"
-            listed = " and ".join({"cpu": "the CPU", "cuda": "the GPU"}.get(device, device) for device in devices)
-            line = f" took {name}: {kind.__name__} updates all weights of {listed} in {how}."
-            return partial(factory, **{name: True}), line
+    fused = [] if unscales_late else _get_fused_kernels_supported_devices()
+    for name, supported in {"fused": fused, "foreach": [*_get_foreach_kernels_supported_devices(), "cpu"]}.items():
+        if name in takes and fits and devices <= set(supported):
+            return partial(factory, **{name: True}), f" took {name}: {kind.__name__} updates all weights together."
     why = "the net is spread over processes" if not fits else f"{kind.__name__} has no such kernels"
     return factory, f": the optimizer's step stays as it is, since {why}."

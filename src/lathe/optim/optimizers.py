@@ -73,8 +73,8 @@ def _norm(tensor: Tensor) -> Tensor:
 def trust_ratio(weight: Tensor, update: Tensor, scale: float = 1.0, decay: float = 0.0, eps: float = 0.0) -> Tensor:
     """Return `scale * |weight| / (|update| + decay * |weight| + eps)`, 1 for zero norms; on the device."""
     ours, theirs = _norm(weight), _norm(update)
-    there = (ours > 0) & (theirs > 0)
-    return torch.where(there, scale * ours / torch.where(there, theirs + decay * ours + eps, 1.0), 1.0)
+    is_defined = (ours > 0) & (theirs > 0)
+    return torch.where(is_defined, scale * ours / torch.where(is_defined, theirs + decay * ours + eps, 1.0), 1.0)
 
 
 def _adapts(group: dict[str, Any]) -> bool:

@@ -32,12 +32,12 @@ def short_step(optimizer: Optimizer) -> Callable[[], Any]:
 
     @torch.no_grad()
     def step() -> None:
-        found = [_tensors(group, optimizer.state) for group in optimizer.param_groups]
-        if None in found or _is_watched(optimizer):
+        tensors = [_tensors(group, optimizer.state) for group in optimizer.param_groups]
+        if None in tensors or _is_watched(optimizer):
             optimizer.step()
             return
         vars(optimizer)["_opt_called"] = True  # torch's schedulers check it for a step before theirs
-        for group, (parameters, gradients, buffers) in zip(optimizer.param_groups, found, strict=True):  # type: ignore[misc]
+        for group, (parameters, gradients, buffers) in zip(optimizer.param_groups, tensors, strict=True):  # type: ignore[misc]
             if not parameters:
                 continue
             if group["weight_decay"]:
@@ -71,17 +71,17 @@ def short_schedule(scheduler: LRScheduler) -> Callable[[], Any]:
     """Return `scheduler.step` or, of a LambdaLR, the same rates and state without torch's overhead."""
     if type(scheduler) is not LambdaLR or "step" in vars(scheduler):
         return scheduler.step
-    kept: Any = scheduler
+    inner: Any = scheduler
 
     def step() -> None:
-        groups, count = kept.optimizer.param_groups, kept.last_epoch + 1
-        rates = [base * factor(count) for base, factor in zip(kept.base_lrs, kept.lr_lambdas, strict=True)]
-        known = all(type(rate) is float for rate in rates) and all(type(group["lr"]) is float for group in groups)
-        if not known or kept._step_count <= 1:  # torch's own first step checks that the optimizer stepped before
+        groups, count = inner.optimizer.param_groups, inner.last_epoch + 1
+        rates = [base * factor(count) for base, factor in zip(inner.base_lrs, inner.lr_lambdas, strict=True)]
+        are_floats = all(type(rate) is float for rate in rates) and all(type(group["lr"]) is float for group in groups)
+        if not are_floats or inner._step_count <= 1:  # torch's own first step checks that the optimizer stepped before
             scheduler.step()
             return
-        kept.last_epoch, kept._last_lr = count, rates
-        kept._step_count += 1
+        inner.last_epoch, inner._last_lr = count, rates
+        inner._step_count += 1
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
 
@@ -98,17 +98,17 @@ def _tensors(group: dict[str, Any], state: Any) -> tuple[list[Tensor], list[Tens
         return parameters, gradients, []
     buffers = []
     for parameter in parameters:
-        kept = state.get(parameter)  # [] would create an entry
-        if kept is None or kept.get("momentum_buffer") is None:
+        entry = state.get(parameter)  # [] would create an entry
+        if entry is None or entry.get("momentum_buffer") is None:
             return None
-        buffers.append(kept["momentum_buffer"])
+        buffers.append(entry["momentum_buffer"])
     return parameters, gradients, buffers
 
 
 def _is_watched(optimizer: Optimizer) -> bool:
     """Return whether hooks or a replacement affect the optimizer's step."""
-    made = vars(optimizer).get("step")
+    replaced = vars(optimizer).get("step")
     # a scheduler wraps it to record that it was called
-    own = made is None or getattr(made, "__wrapped__", None) is SGD.step
+    is_sgd = replaced is None or getattr(replaced, "__wrapped__", None) is SGD.step
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return bool(not own or hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+    return bool(not is_sgd or hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
