@@ -139,8 +139,8 @@ class Stranger:
         self.random, self.net = random.Random(seed), net
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
 
-    def ask(self, body: bytes, kind: str) -> Any:
-        self.connection.request("POST", "/predict?top_k=10", body, {"Content-Type": kind})
+    def ask(self, body: bytes, kind: str, path: str = "/predict?top_k=10") -> Any:
+        self.connection.request("POST", path, body, {"Content-Type": kind})
         answer = self.connection.getresponse()
         return answer.status, answer.read()
 
@@ -148,9 +148,7 @@ class Stranger:
         """Send one request; return its status."""
         pixels = np.array([[self.random.randrange(256) for _ in range(8)] for _ in range(8)], np.uint8)
         if self.random.random() < 0.3:
-            status, found = self.ask(pixels.tobytes()[:-1], BINARY)
-            assert (status, list(json.loads(found))) == (422, ["error"])
-            return int(status)
+            return self.send_wrong(pixels)
         image = json.dumps({"image": pixels.tolist()}).encode()
         forms = [(pixels.tobytes(), BINARY), (npy(pixels), NPY), (image, JSON), (png(pixels), PNG)]
         status, found = self.ask(*self.random.choice(forms))
@@ -162,6 +160,23 @@ class Stranger:
         wanted = [shares[row["index"]] for row in rows]
         assert wanted == pytest.approx(sorted(wanted, reverse=True), abs=1e-4)
         np.testing.assert_allclose([row["probability"] for row in rows], wanted, atol=1e-4)
+        return int(status)
+
+    def send_wrong(self, pixels: np.ndarray) -> int:
+        body, kind, path, expected = self.random.choice(
+            [
+                (b"{", JSON, "/predict", 400),
+                (npy(pixels)[:-1], NPY, "/predict", 400),
+                (png(pixels)[:40], PNG, "/predict", 400),
+                (pixels.tobytes(), BINARY, "/predict?top_k=0", 400),
+                (pixels.tobytes(), BINARY, "/elsewhere", 404),
+                (pixels.tobytes(), "text/plain", "/predict", 415),
+                (pixels.tobytes()[:-1], BINARY, "/predict", 422),
+                (json.dumps({"image": (pixels / 255).tolist()}).encode(), JSON, "/predict", 422),
+            ]
+        )
+        status, answer = self.ask(body, kind, path)
+        assert (status, list(json.loads(answer))) == (expected, ["error"])
         return int(status)
 
 
@@ -176,18 +191,19 @@ def test_no_request_is_lost_when_workers_are_killed_and_they_leave_with_the_serv
                 found.append(stranger.once())
         return found
 
-    with ThreadPoolExecutor(4) as pool:
-        clients = [pool.submit(client, seed) for seed in range(4)]
+    with ThreadPoolExecutor(16) as pool:
+        clients = [pool.submit(client, seed) for seed in range(16)]
         try:
-            time.sleep(1)
-            os.kill(pair.workers()[0], signal.SIGKILL)
-            restarted = {"lathe_worker_restarts_total": 1, "lathe_workers": 2}
-            wait_for(lambda: all(pair.metric(name) == value for name, value in restarted.items()), 180)
+            for kill in range(2):
+                time.sleep(1)
+                os.kill(pair.workers()[kill], signal.SIGKILL)
+                restarted = ("lathe_worker_restarts_total", kill + 1), ("lathe_workers", 2)
+                wait_for(lambda expected=restarted: all(pair.metric(name) == value for name, value in expected), 180)
         finally:
             over.set()
         statuses = [status for future in clients for status in future.result(timeout=60)]
-    assert len(statuses) >= 400
-    assert set(statuses) == {200, 422}
+    assert len(statuses) > 1000
+    assert set(statuses) == {200, 400, 404, 415, 422}
     assert pair.metric("lathe_queue") == 0
     assert pair.metric("lathe_batch_samples_count") < pair.metric("lathe_request_seconds_count")
     workers = pair.workers()
@@ -195,7 +211,7 @@ def test_no_request_is_lost_when_workers_are_killed_and_they_leave_with_the_serv
     _, error = pair.process.communicate()
     wait_for(lambda: not any(alive(worker) for worker in workers))
     assert len(workers) == 2
-    assert error.count("died, exit code -9: starting another.") == 1
+    assert error.count("died, exit code -9: starting another.") == 2
     assert "Traceback" not in error
 
 
