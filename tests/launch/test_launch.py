@@ -34,19 +34,14 @@ ELASTIC = ("launch.nodes=1:3", "launch.endpoint=localhost:29400", "launch.id=x",
 @pytest.mark.parametrize(
     ("typed", "sentence"),
     [
-        (("data.batch_size=many",), "data.batch_size=many: "),
-        (("trainer.accelerator=cpu", "trainer.devices=2", "data.batch_size=33"), "data.batch_size=33 "),
         (("trainer.num_nodes=2",), "trainer.num_nodes=2: "),
         ((*ELASTIC, "data.batch_size=64"), "data.batch_size=64 is the global batch and does not divide"),
-        (("resume=nowhere",), "resume=nowhere: "),
-        (("resume=/tmp",), "resume=/tmp is not a run directory"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_leaves_no_directory(
+def test_a_mistake_is_one_sentence(
     command: Command, capsys: pytest.CaptureFixture[str], typed: tuple[str, ...], sentence: str
 ) -> None:
     assert command.fails(*typed, capsys=capsys).startswith(sentence)
-    assert not list(command.log_dir.rglob("*.yaml"))
 
 
 def test_a_run_that_never_began_leaves_nothing(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,8 +72,6 @@ def test_a_run_may_be_made_longer(command: Command, broken: RunDir) -> None:
 @pytest.mark.parametrize(
     ("typed", "difference"),
     [
-        (("trainer.max_epochs=2",), "trainer.max_epochs: 3 -> 2"),
-        (("seed=8",), "seed: 7 -> 8"),
         (("optimizer.lr=0.5", "model.net.width=4"), "model.net.width: 256 -> 4; optimizer.lr: 0.1 -> 0.5"),
         (("+optimizer.dampening=0.1", "optimizer.nesterov=false"), "optimizer.dampening: absent -> 0.1"),
     ],
@@ -100,14 +93,6 @@ def test_a_failed_continuation_keeps_the_run(
     (broken.path / "metrics.csv").unlink()  # as if killed before its first line
     command.fails(f"resume={broken.path}", job="support.agent_jobs:never_begins", capsys=capsys)
     assert broken.path.exists()
-
-
-def test_a_run_that_is_being_written_to_is_refused(
-    command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with broken.locked():
-        told = command.fails(f"resume={broken.path}", capsys=capsys)
-    assert told == f"{broken.path} is being written to by another process: wait for it, or stop it first."
 
 
 def test_auto_continues_the_newest_unfinished_run_of_the_same_configuration(command: Command, broken: RunDir) -> None:
@@ -145,14 +130,11 @@ def test_a_job_on_a_run_gets_its_configuration_with_what_was_asked(command: Comm
     assert (run.path / "config.yaml").read_bytes() == before
 
 
-CLASSES = "lathe.tasks.ClassificationTask"
-
-
 def test_a_model_of_text_brings_its_task_and_the_command_line_wins() -> None:
     assert type(make_task(config("model=gpt_nano", "data=synthetic_tokens"))) is LanguageModellingTask
     assert type(make_task(config("model=mlp"))) is ClassificationTask
-    words = ["model=gpt_nano", "data=synthetic_tokens", "task=classification"]
-    assert config(*words)["task"]["_target_"] == CLASSES
+    task = config("model=gpt_nano", "data=synthetic_tokens", "task=classification")["task"]
+    assert task["_target_"] == "lathe.tasks.ClassificationTask"
 
 
 def test_a_value_may_follow_another_key(tmp_path: Path) -> None:

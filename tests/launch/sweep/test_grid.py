@@ -122,13 +122,11 @@ def test_a_job_that_hangs_is_killed_for_its_silence(tmp_path: Path) -> None:
 SENTENCES = {
     "without -m": (["sweep=seeds"], "add -m"),
     "a list of values": (["-m", "optimizer.lr=[0.1,0.2]"], "optimizer.lr="),
-    "a kind": (["-m", "sweep.jobs=many"], "sweep.jobs=many: "),
     "a word to leave out": (
         ["-m", "seed=1", "sweep=ablation", 'sweep.remove=["model=mpl"]', "model=mlp"],
         "did you mean model=mlp?",
     ),
     "no sweep": (["-m", "seed=1", "sweep.resume=logs/x"], "sweep.resume=logs/x is not the directory of a sweep"),
-    "an unknown key": (["-m", "seed=1,2", "optimizer.rl=1"], "optimizer.rl"),
 }
 
 

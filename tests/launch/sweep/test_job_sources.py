@@ -119,7 +119,7 @@ KEY = "name"
 VALUES: list[Any] = [
     *(0, -3, 0.1, 1e-5, 1e16, -0.0, math.inf, True, False, None),
     *("resnet20", "a b", "1", "1e-3", "true", "null", "None", "it's", 'a "quote"', "a=b,c", "[x]", "{x: 1}", "stem.*"),
-    *("", " x ", "back\\slash", "ends\\", "é", "$HOME", "#1", "a:b", "*", "/a/b-c_d"),
+    *("", " x ", "back\\slash", "ends\\", "é", "$HOME", "#1", "a:b", "*"),
     *(["stem.*"], ["bias", "a b"], [1, 2.5, None, True], [[1, 2], [3]], []),
     *({"a": 1}, {"a": ["b", {"c": None}]}, {}),
 ]
