@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 from hydra.types import RunMode
 from support.commands import check, run
-from support.runs import ROOT, SMALL, config, runs
+from support.runs import ROOT, SMALL, runs
 from support.typed import Command
 
 from lathe.config.schema import commands
 from lathe.launch.command_checks import IGNORE_LOG_DIR
-from lathe.runs.build import make_task
 from lathe.runs.rundir import RunDir
-from lathe.tasks import ClassificationTask, LanguageModellingTask
 
 
 def test_a_run_gets_a_directory_and_what_was_typed(command: Command) -> None:
@@ -128,13 +126,6 @@ def test_a_job_on_a_run_gets_its_configuration_with_what_was_asked(command: Comm
     assert cfg["data"]["eval_batch_size"] == 10
     assert cfg["precision"]["name"] == "64-true"
     assert (run.path / "config.yaml").read_bytes() == before
-
-
-def test_a_model_of_text_brings_its_task_and_the_command_line_wins() -> None:
-    assert type(make_task(config("model=gpt_nano", "data=synthetic_tokens"))) is LanguageModellingTask
-    assert type(make_task(config("model=mlp"))) is ClassificationTask
-    task = config("model=gpt_nano", "data=synthetic_tokens", "task=classification")["task"]
-    assert task["_target_"] == "lathe.tasks.ClassificationTask"
 
 
 def test_a_value_may_follow_another_key(tmp_path: Path) -> None:

@@ -61,17 +61,6 @@ def test_each_job_is_the_run_that_the_same_words_make_alone(tmp_path: Path) -> N
     same(Path(listed[2]["run_dir"]), runs(tmp_path / "alone")[0])
 
 
-@pytest.mark.slow
-def test_resume_auto_keeps_what_is_complete(tmp_path: Path) -> None:
-    words = ("-m", *WORDS, "seed=1,2", "resume=auto")
-    check(run(*words, cwd=tmp_path))
-    before = runs(tmp_path / "logs")
-    done = check(run(*words, "sweep.retries=1", cwd=tmp_path))  # another sweep of the same runs
-    assert len(before) == 2
-    assert runs(tmp_path / "logs") == before
-    assert [job["state"] for job in jobs(sweeps(tmp_path / "logs")[-1])] == ["complete", "complete"], done.stdout
-
-
 def test_what_is_wrong_in_every_job_is_told_before_any_of_them(tmp_path: Path) -> None:
     done = run("-m", *WORDS, "optimizer.lr=-1", "seed=1,2", "optimizer.weight_decay=0,-2", cwd=tmp_path)
     assert done.returncode == 1
