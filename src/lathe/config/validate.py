@@ -257,11 +257,11 @@ def compilation(cfg: Config) -> Iterator[str]:
         "trainer.activation_checkpointing": trainer.get("activation_checkpointing", "none") != "none",
         "compile.regional": options.get("regional") is True,
     }
-    words = [f"{key}={shown(_value_at(cfg, key))}" for key, wrong in is_wrong.items() if wrong]
-    words += ["precision=16-mixed"] if cfg["precision"]["name"] == "16-mixed" else []
+    unsupported = [f"{key}={shown(_value_at(cfg, key))}" for key, wrong in is_wrong.items() if wrong]
+    unsupported += ["precision=16-mixed"] if cfg["precision"]["name"] == "16-mixed" else []
     after_a_step = ("prune", "prune_nm", "prune_structured")
-    words += [f"compression={name}" for name in methods(cfg["compression"]) if name not in after_a_step]
-    for word in words:
+    unsupported += [f"compression={name}" for name in methods(cfg["compression"]) if name not in after_a_step]
+    for word in unsupported:
         yield f"{word} does not work with compile.scope=step, where the step is one function. Use compile.scope=net."
 
 

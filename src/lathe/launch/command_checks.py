@@ -99,8 +99,8 @@ def check_command(cfg: DictConfig, resolved: dict[str, Any], cross_checks: Seque
         for key, value in defaults.items():
             if isinstance(value, str) and ("${" in value or value == "???"):
                 try:
-                    found = OmegaConf.select(tree, key)
-                    defaults[key] = OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+                    node = OmegaConf.select(tree, key)
+                    defaults[key] = OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
                 except OmegaConfBaseException:  # without the other overrides
                     defaults[key] = None
     more = [*check_types(unknown, resolved, defaults, command), *unused_keys(typed, resolved)]

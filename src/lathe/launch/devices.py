@@ -44,8 +44,8 @@ class Nodes:
             return None
         host, _, port = self.endpoint.rpartition(":")
         try:
-            found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
-            family, kind, protocol, _, target = found[0]
+            addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+            family, kind, protocol, _, target = addresses[0]
             with socket.socket(family, kind, protocol) as probe:
                 probe.connect(target)  # sends nothing
                 return str(probe.getsockname()[0])

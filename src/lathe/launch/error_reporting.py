@@ -45,11 +45,11 @@ def report_errors(main: Callable[[], Any]) -> Callable[[], None]:
             os.environ.setdefault(FULL_ERROR, os.environ.get("HYDRA_FULL_ERROR", "0"))
             os.environ["HYDRA_FULL_ERROR"] = "1"
             _warn_of_another_clone(Path(inspect.unwrap(main).__code__.co_filename).resolve())
-            words = sys.argv[1:]
-            if {"-h", "--help"} & set(words):
-                print(help_text([word for word in words if word not in ("-h", "--help")]), flush=True)
+            arguments = sys.argv[1:]
+            if {"-h", "--help"} & set(arguments):
+                print(help_text([word for word in arguments if word not in ("-h", "--help")]), flush=True)
             else:
-                sys.argv[1:] = translate(words, root_names())
+                sys.argv[1:] = translate(arguments, root_names())
                 if any(word.startswith(("--config-d", "-cd")) for word in sys.argv[1:]):
                     folder = check_flags(sys.argv[1:]).config_dir
                     if folder is not None:  # for the commands that this process and its children print
@@ -91,8 +91,8 @@ def _load_dotenv() -> None:
     """Set environment variables from a file .env in the working directory, unless they are set already."""
     from dotenv import dotenv_values  # most projects have no such file
 
-    found = dotenv_values(".env", encoding="utf-8")
-    fresh = {name: value for name, value in found.items() if value is not None and name not in os.environ}
+    variables = dotenv_values(".env", encoding="utf-8")
+    fresh = {name: value for name, value in variables.items() if value is not None and name not in os.environ}
     os.environ.update(fresh)
     if fresh and _is_rank_0():
         print(f".env sets {', '.join(fresh)}.", flush=True)  # never the values, which may be secret

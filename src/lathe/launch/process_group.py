@@ -109,14 +109,14 @@ def _find_collective(trace: TracebackType | None) -> tuple[str, int | None]:
 
 
 def save_timeout(
-    folder: Path, found: CollectiveTimeout, local_ranks: list[int], world_size: int, patience: float = 3.0
+    folder: Path, timeout: CollectiveTimeout, local_ranks: list[int], world_size: int, patience: float = 3.0
 ) -> None:
     """Save for the elastic agent that this rank gave up, and wait a moment for the other local ranks to do the same.
 
     A rank without a file then is the one that did not join.
     """
-    facts = {"timeout": asdict(found), "local_ranks": local_ranks, "world_size": world_size}
-    (folder / f"timeout.{found.rank}.json").write_text(json.dumps(facts))
+    facts = {"timeout": asdict(timeout), "local_ranks": local_ranks, "world_size": world_size}
+    (folder / f"timeout.{timeout.rank}.json").write_text(json.dumps(facts))
     deadline = time.monotonic() + patience
     while len(list(folder.glob("timeout.*"))) < len(local_ranks) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -130,11 +130,11 @@ def take_timeouts(folder: Path) -> str | None:
             saved.append(json.loads(path.read_text()))
         path.unlink()
     waited = sorted(
-        (CollectiveTimeout(**facts["timeout"]) for facts in saved), key=lambda one: (-one.seconds, one.rank)
+        (CollectiveTimeout(**facts["timeout"]) for facts in saved), key=lambda timeout: (-timeout.seconds, timeout.rank)
     )
     if not waited or not waited[0].seconds:
         return None
-    local_ranks, absent = saved[0]["local_ranks"], set(saved[0]["local_ranks"]) - {one.rank for one in waited}
+    local_ranks, absent = saved[0]["local_ranks"], set(saved[0]["local_ranks"]) - {timeout.rank for timeout in waited}
     if absent:
         who = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, sorted(absent)))} did not come"
     elif saved[0]["world_size"] > len(local_ranks):

@@ -140,7 +140,7 @@ def _resumed_config(run: RunDir, resume: str) -> dict[str, Any]:
             word = f"{word.partition('=')[0]}={as_typed(folder)}"  # it may be relative to another working directory
         own.append(word)
     try:
-        before, asked = (
+        before, requested = (
             with_absolute_paths(resolve(compose(config_name=HydraConfig.get().job.config_name, overrides=overrides)))
             for overrides in (own, own + typed)
         )
@@ -148,15 +148,15 @@ def _resumed_config(run: RunDir, resume: str) -> dict[str, Any]:
         choice = "=".join(str(error.missing_cfg_file).rsplit("/", 1))
         message = f"resume={resume}: the run was started with {choice}, which is missing here. Add its --config-dir."
         raise UserError(message) from error
-    if asked.get("tags") != before.get("tags"):
-        saved["tags"] = asked["tags"]
+    if requested.get("tags") != before.get("tags"):
+        saved["tags"] = requested["tags"]
     if moved:
-        set_data_folder(saved, data_folder_of(asked))
+        set_data_folder(saved, data_folder_of(requested))
     raised, refused = [], []
-    for line in differences(before, asked, NOT_THE_EXPERIMENT):
+    for line in differences(before, requested, NOT_THE_EXPERIMENT):
         group, _, rest = line.split(":", 1)[0].partition(".")
         name = rest.partition(".")[0]
-        old, new = (tree["trainer"].get(name) for tree in (saved, asked))
+        old, new = (tree["trainer"].get(name) for tree in (saved, requested))
         if group == "trainer" and name in ENDS and _is_later(name, old, new):
             saved["trainer"][name] = new
             raised.append(name)

@@ -104,12 +104,12 @@ def _with_weight_tensors(node: Any) -> Any:
     """Return a task's node with tensors for lists of class weights, since torch's losses take no lists."""
     if not isinstance(node, dict):
         return node
-    found = {key: _with_weight_tensors(value) for key, value in node.items()}
+    converted = {key: _with_weight_tensors(value) for key, value in node.items()}
     if str(node.get("_target_")).startswith("torch.nn."):
         for key in ("weight", "pos_weight"):
             if isinstance(node.get(key), list):
-                found[key] = {"_target_": "torch.tensor", "data": [float(value) for value in node[key]]}
-    return found
+                converted[key] = {"_target_": "torch.tensor", "data": [float(value) for value in node[key]]}
+    return converted
 
 
 def make_net(model: dict[str, Any]) -> nn.Module:

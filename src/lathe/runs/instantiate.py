@@ -112,15 +112,15 @@ def explain_missing(path: str) -> str | None:
     """
     parent, *names = path.split(".")
     try:
-        found: Any = import_module(parent)
+        owner: Any = import_module(parent)
         for number, name in enumerate(names):
-            if not hasattr(found, name) and not (hasattr(found, "__path__") and find_spec(f"{parent}.{name}")):
-                kind = "module" if inspect.ismodule(found) else "class"
-                public = [word for word in dir(found) if not word.startswith("_")]
+            if not hasattr(owner, name) and not (hasattr(owner, "__path__") and find_spec(f"{parent}.{name}")):
+                kind = "module" if inspect.ismodule(owner) else "class"
+                public = [word for word in dir(owner) if not word.startswith("_")]
                 hint = did_you_mean(name, public, "its file says which names it has")
                 return f"the {kind} {parent} has no {'.'.join(names[number:])}; {hint}"
             parent = f"{parent}.{name}"
-            found = getattr(found, name) if hasattr(found, name) else import_module(parent)
+            owner = getattr(owner, name) if hasattr(owner, name) else import_module(parent)
     except Exception:  # a user's module may raise anything when it is imported
         return None
     return None

@@ -173,8 +173,8 @@ class RunDir:
         Runs that are given the same `known` share parsed groups, so the returned value must not be changed. Raises
         UserError if it is not YAML as Lathe writes it, and OSError if it can't be read.
         """
-        path, words = self.path / name, f"{self.where}: its {name}"
-        return read_yaml(path, words) if known is None else read_mapping(path, words, known)
+        path, where = self.path / name, f"{self.where}: its {name}"
+        return read_yaml(path, where) if known is None else read_mapping(path, where, known)
 
     def checkpoint(self, name: str, key: str = "") -> Path:
         """Return the path of checkpoint `name`, such as best or last: a file, or the folder of a sharded one.
@@ -196,7 +196,7 @@ class RunDir:
         write_atomically(self.path / "config.yaml", signed_config(text) if signed else text)
 
     @contextmanager
-    def reopened(self, cfg: dict[str, Any], words: Sequence[str] = ()) -> Iterator[None]:
+    def reopened(self, cfg: dict[str, Any], overrides: Sequence[str] = ()) -> Iterator[None]:
         """Make the run unfinished again, with the configuration and the overrides `words` of its resume.
 
         That is undone if an error ends the job before it has written a new metrics.csv.
@@ -208,9 +208,9 @@ class RunDir:
         before, lines = {path: path.read_bytes() for path in saved if path.exists()}, self.path / "metrics.csv"
         mark = lines.exists() and lines.stat().st_mtime_ns  # not the inode, which may be used again
         (self.path / "result.json").unlink(missing_ok=True)
-        if words:
-            kept = [word for word in self.typed if word not in words]
-            write_atomically(self.path / "overrides.yaml", as_yaml([*kept, *words]))
+        if overrides:
+            earlier = [word for word in self.typed if word not in overrides]
+            write_atomically(self.path / "overrides.yaml", as_yaml([*earlier, *overrides]))
         self.save_config(cfg)
         try:
             yield
@@ -467,33 +467,33 @@ def quote_value(text: str) -> str:
     return text if re.fullmatch(r"[\w./-]+", text, re.ASCII) else as_typed(text)
 
 
-def rerun_overrides(words: list[str], leaves: dict[str, Any]) -> list[str]:
+def rerun_overrides(overrides: list[str], leaves: dict[str, Any]) -> list[str]:
     """Return the overrides of another run like the one with the overrides `words` and the dotted config `leaves`.
 
     Overrides that name the one run are left out. The runs that it started or learned from have their resolved paths,
     since logs/latest may be another run now.
     """
-    kept = []
-    for word in drop_overrides(last_values(words), "resume", "sweep", "hydra", "launch.id", "paths.run_dir"):
+    rerun = []
+    for word in drop_overrides(last_values(overrides), "resume", "sweep", "hydra", "launch.id", "paths.run_dir"):
         key = key_of(word)
         path = leaves.get(key) if key.endswith(("ckpt_path", "teacher")) else None
-        kept.append(f"{word.partition('=')[0]}={quote_value(path)}" if isinstance(path, str) else word)
-    return kept
+        rerun.append(f"{word.partition('=')[0]}={quote_value(path)}" if isinstance(path, str) else word)
+    return rerun
 
 
-def drop_overrides(words: list[str], *keys: str) -> list[str]:
+def drop_overrides(overrides: list[str], *keys: str) -> list[str]:
     """Return the `words` that set nothing at `keys` or below."""
     return [
         word
-        for word in words
+        for word in overrides
         if not any(key_of(word) == key or key_of(word).startswith((f"{key}.", f"{key}/")) for key in keys)
     ]
 
 
-def last_values(words: list[str]) -> list[str]:
+def last_values(overrides: list[str]) -> list[str]:
     """Return the overrides without those that a later one replaces, as a resume does."""
     return [
         word
-        for i, word in enumerate(words)
-        if word.partition("=")[0] not in {w.partition("=")[0] for w in words[i + 1 :] if w[0] not in "+~"}
+        for i, word in enumerate(overrides)
+        if word.partition("=")[0] not in {w.partition("=")[0] for w in overrides[i + 1 :] if w[0] not in "+~"}
     ]
