@@ -74,6 +74,7 @@ def test_translated(typed: list[str], meant: list[str]) -> None:
         *[([f"model={value}"], [f"model={value}: expected a choice; choose one of "]) for value in ("", "[]")],
         (["local=cluster"], ["local=cluster: there is no such choice; write configs/local/cluster.yaml"]),
         (["callbacks={_target_: a.B, c: 1}"], ["replaces the list. Use callbacks=[default,{_target_: a.B, c: 1}]."]),
+        (["compression=[prune,prune]"], ["compression=[prune,prune]: prune is there twice. Leave one out."]),
         (["callbacks=[default,none]"], ["leave none out, or use callbacks=none"]),
         (["--lr", "0.1"], ["--lr: keys are written key=value, without dashes"]),
         (["callbacks=[default,{x: 3}]"], ["{x: 3} names no class"]),

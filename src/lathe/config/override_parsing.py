@@ -216,6 +216,8 @@ def _translate_choice(word: str, key: str, sign: str, value: str, groups: Groups
     elif not sign and value in ("", "[]") and key not in REPLACED:
         raise UserError(f"{word}: expected a choice; choose one of {', '.join(choices)}")
     inside = split_items(value[1:-1]) if value.startswith("[") and value.endswith("]") else []
+    twice = next((item for item in inside if item[0] != "{" and inside.count(item) > 1), None)
+    require(twice is None, f"{word}: {twice} is there twice. Leave one out.")
     if key in SEVERAL:
         require("none" not in inside or len(inside) == 1, f"{word}: leave none out, or use {key}=none.")
     elif key not in REPLACED and len(inside) > 1:

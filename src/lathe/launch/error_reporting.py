@@ -22,7 +22,7 @@ from lathe.config.help import configuration_folder, help_text, root_names
 from lathe.config.override_parsing import check_flags, translate
 from lathe.errors import BUILDING, PACKAGE, WORKER, Stopped, UserError, source_frames, worker_message
 from lathe.files import disk_sentence
-from lathe.launch.process_group import find_timeout
+from lathe.launch.process_group import find_timeout, is_reported_elsewhere
 from lathe.runs.rundir import CONFIG_DIR
 
 FULL_ERROR = "LATHE_FULL_ERROR"
@@ -100,8 +100,8 @@ def _load_dotenv() -> None:
 
 def report_error(error: Exception) -> int:
     """Print an error and return the exit code."""
-    if isinstance(error, UserError) and not _is_rank_0():
-        return 1  # rank 0 has the same mistake
+    if isinstance(error, UserError) and is_reported_elsewhere(str(error)):
+        return 1
     if isinstance(error, BrokenPipeError) and hasattr(select, "poll"):  # where the system can say
         poll = select.poll()
         poll.register(1, 0)  # errors are always reported
@@ -111,7 +111,8 @@ def report_error(error: Exception) -> int:
     if explained is None or full_error():
         traceback.print_exception(error)
     else:
-        print(*(f"Error: {message}" for message in explained.args), sep="\n", file=sys.stderr, flush=True)
+        rank = "" if _is_rank_0() else f" of rank {os.environ.get('RANK', os.environ.get('SLURM_PROCID'))}"
+        print(*(f"Error{rank}: {message}" for message in explained.args), sep="\n", file=sys.stderr, flush=True)
     if isinstance(error, Stopped):
         exit_on_next(signal.SIGINT)
         return error.code

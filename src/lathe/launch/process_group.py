@@ -25,6 +25,9 @@ CONNECTION_LOST = re.compile(
 )
 START_TIMEOUT = 300.0  # seconds until all ranks have started
 WRAPPERS = ("wrapper", "wait", "wait_tensor")  # not the names of collectives
+ERROR_PATIENCE = timedelta(seconds=5)  # for rank 0 to report the error that another rank has met
+
+_store: Any = None  # torch's key-value store of the process group
 
 
 def init_process_group(trainer: dict[str, Any], rank: int, world_size: int, local_rank: int, timeout: float) -> None:
@@ -33,6 +36,7 @@ def init_process_group(trainer: dict[str, Any], rank: int, world_size: int, loca
     `trainer` is that group of the configuration: its accelerator and devices choose the backend and this rank's GPU. A
     single rank needs no group.
     """
+    global _store
     import torch
     from torch.distributed import distributed_c10d
     from torch.distributed.rendezvous import rendezvous
@@ -52,11 +56,29 @@ def init_process_group(trainer: dict[str, Any], rank: int, world_size: int, loca
     # A rank that starts late does not hang, so the limit is at least START_TIMEOUT until all have arrived.
     patience = timedelta(seconds=max(timeout, START_TIMEOUT))
     store, _, _ = next(rendezvous("env://", rank, world_size, timeout=patience))
+    _store = store
     if store.add("arrived", 1) == world_size:
         store.set("complete", "1")
     store.wait(["complete"], patience)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
+
+
+def is_reported_elsewhere(message: str) -> bool:
+    """Return whether another rank prints this error: rank 0, or before the process group the first of the machine.
+
+    torch's agent and srun show the output of all ranks, which mostly meet the same error.
+    """
+    rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
+    if _store is None:
+        return rank != 0 and os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) != "0"
+    with suppress(RuntimeError):  # the store was on a rank that has gone, or rank 0 has met no error
+        if rank == 0:
+            _store.set("error", message)
+        else:
+            _store.wait(["error"], ERROR_PATIENCE)
+            return bool(_store.get("error").decode() == message)
+    return False
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 
-from lathe.config.compression_plan import methods
 from lathe.config.override_parsing import as_typed, key_of
 from lathe.config.resolve import (
     changes,
@@ -40,54 +39,71 @@ def find_run(
     cfg: dict[str, Any], external: ExternalLaunch | None, nodes: Nodes
 ) -> tuple[RunDir | None, dict[str, Any]]:
     """The run to resume or to join, if there is one, and the configuration to use."""
-    log_dir, resume, found = Path(cfg["paths"]["log_dir"]), cfg["resume"], None
-    is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
-    if resume == "auto":
-        require(
-            nodes.launch_id is None,
-            f"resume=auto and launch.id={nodes.launch_id} both look up a run. Leave resume out.",
-        )
-        found = run_discovery.find_unfinished(log_dir, cfg)
-        if found is None:  # a complete run is taken for a job of a sweep that is started again, or without its receipt
-            found = run_discovery.find_complete(log_dir, cfg)
-            if found is not None and not is_sweep and not needs_receipt(found, cfg):
-                print(
-                    f"{found.path} is a complete run of this configuration; resume=auto starts another (-m keeps the "
-                    "first)."
-                )
-                found = None
-        if found is None and not is_sweep and (unlike := run_discovery.find_unlike(log_dir, cfg)) is not None:
-            run, keys = unlike
-            named = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more keys" if len(keys) > 3 else "")
-            print(
-                f"resume=auto: no unfinished run has this configuration; {display_path(run.path)} differs in {named}. "
-                "A new run begins."
-            )
-    elif resume is not None:
+    log_dir, resume = Path(cfg["paths"]["log_dir"]), cfg["resume"]
+    if resume not in (None, "auto"):
         run = open_run(resume, "resume")
         if run.complete:
             _ = run.result  # fails for a damaged file
         else:
             _report_restart(run)
         return run, _relocated(run, _resumed_config(run, resume), cfg)
+    previous = None
+    if resume == "auto":
+        require(
+            nodes.launch_id is None,
+            f"resume=auto and launch.id={nodes.launch_id} both look up a run. Leave resume out.",
+        )
+        previous = _find_same(log_dir, cfg)
     elif nodes.launch_id is not None:
-        found = run_discovery.find_launch(log_dir, str(cfg["name"]), nodes.launch_id, unfinished=False)
-        changed = changes(found.config, cfg, str(found.path), NOT_THE_EXPERIMENT) if found else []
-        if found and changed:
-            require(
-                not found.complete,
-                f"launch.id={nodes.launch_id} is the name of {found.path}, which is complete. Choose another.",
-            )
-            print(f"{found.path} keeps its own configuration; this command differs in {'; '.join(changed)}")
+        previous = _find_joined(log_dir, cfg, nodes.launch_id)
     elif external is not None and external.restarted:
-        found = run_discovery.find_launch(log_dir, str(cfg["name"]), external.launch_id)
-    if found is None:
+        previous = run_discovery.find_launch(log_dir, str(cfg["name"]), external.launch_id)
+    if previous is None:
         return None, cfg
-    if nodes.several and not found.complete and not found.last.exists():
-        print(f"Joining {found.path}")
-    elif not found.complete:
-        _report_restart(found)
-    return found, _relocated(found, found.config, cfg)
+    if nodes.several and not previous.complete and not previous.last.exists():
+        print(f"Joining {previous.path}")
+    elif not previous.complete:
+        _report_restart(previous)
+    return previous, _relocated(previous, previous.config, cfg)
+
+
+def _find_same(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
+    """The run that resume=auto continues: an unfinished one of this configuration.
+
+    A complete one is taken for a job of a sweep that is started again, or if it lacks its receipt.
+    """
+    unfinished = run_discovery.find_unfinished(log_dir, cfg)
+    if unfinished is not None:
+        return unfinished
+    is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+    complete = run_discovery.find_complete(log_dir, cfg)
+    if complete is not None and (is_sweep or complete.lacks_receipt(cfg)):
+        return complete
+    if complete is not None:
+        print(
+            f"{complete.path} is a complete run of this configuration; resume=auto starts another (-m keeps the first)."
+        )
+    unlike = None if is_sweep else run_discovery.find_unlike(log_dir, cfg)
+    if unlike is not None:
+        run, keys = unlike
+        named = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more keys" if len(keys) > 3 else "")
+        print(
+            f"resume=auto: no unfinished run has this configuration; {display_path(run.path)} differs in {named}. "
+            "A new run begins."
+        )
+    return None
+
+
+def _find_joined(log_dir: Path, cfg: dict[str, Any], launch_id: str) -> RunDir | None:
+    """The run of this launch, which another node has created or an earlier start of the same command."""
+    run = run_discovery.find_launch(log_dir, str(cfg["name"]), launch_id, unfinished=False)
+    changed = changes(run.config, cfg, str(run.path), NOT_THE_EXPERIMENT) if run else []
+    if run and changed:
+        require(
+            not run.complete, f"launch.id={launch_id} is the name of {run.path}, which is complete. Choose another."
+        )
+        print(f"{run.path} keeps its own configuration; this command differs in {'; '.join(changed)}")
+    return run
 
 
 def _report_restart(run: RunDir) -> None:
@@ -104,23 +120,6 @@ def _relocated(run: RunDir, saved: dict[str, Any], cfg: dict[str, Any]) -> dict[
 def resume_overrides(cfg: dict[str, Any]) -> list[str]:
     """The overrides of a command with resume=<run> that its run keeps, since they may have changed it."""
     return [word for word in saved_overrides(cfg) if key_of(word).split(".")[0] not in (*NOT_THE_RUNS, "paths")]
-
-
-def needs_receipt(run: RunDir, cfg: dict[str, Any]) -> bool:
-    """True if the complete run of `cfg` was compressed and ended before its receipt was measured."""
-    compression = cfg.get("compression") or {}
-    wanted = bool(methods(compression)) and compression.get("receipt", "none") != "none"
-    return wanted and run.best.exists() and not (run.path / "receipt.json").exists()
-
-
-def stopping_key(run: RunDir) -> str:
-    """The key whose value ended a complete run, according to its result."""
-    trainer, result = run.known_config["trainer"], run.result
-    epochs, steps = trainer.get("max_epochs"), trainer.get("max_steps", -1)
-    epochs_left = epochs in (None, -1) or result.get("epochs", 0) < epochs
-    if trainer.get("max_time") is not None and epochs_left and result.get("steps") != steps:
-        return "trainer.max_time"
-    return "trainer.max_steps" if result.get("steps") == steps else "trainer.max_epochs"
 
 
 def _resumed_config(run: RunDir, resume: str) -> dict[str, Any]:
@@ -170,7 +169,7 @@ def _resumed_config(run: RunDir, resume: str) -> dict[str, Any]:
         f"out, or start a new run with {other}.",
     )
     if run.complete and raised:
-        end = stopping_key(run)
+        end = run.stopping_key
         require(
             end.removeprefix("trainer.") in raised,
             f"resume={resume}: {end} ended this run, so trainer.{raised[0]} has no effect. Raise {end} as well.",

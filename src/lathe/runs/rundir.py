@@ -21,6 +21,7 @@ from typing import IO, Any
 from hydra.core.hydra_config import HydraConfig
 
 from lathe import trust
+from lathe.config.compression_plan import methods
 from lathe.config.override_parsing import as_typed, key_of
 from lathe.config.resolve import newest_run
 from lathe.config.validate import GROUPS as COMPONENTS
@@ -159,6 +160,22 @@ class RunDir:
                 return False
         except UserError:
             return True
+
+    @property
+    def stopping_key(self) -> str:
+        """The key whose value ended the complete run, according to its result."""
+        trainer, result = self.known_config["trainer"], self.result
+        epochs, steps = trainer.get("max_epochs"), trainer.get("max_steps", -1)
+        epochs_left = epochs in (None, -1) or result.get("epochs", 0) < epochs
+        if trainer.get("max_time") is not None and epochs_left and result.get("steps") != steps:
+            return "trainer.max_time"
+        return "trainer.max_steps" if result.get("steps") == steps else "trainer.max_epochs"
+
+    def lacks_receipt(self, cfg: dict[str, Any]) -> bool:
+        """True if the complete run of `cfg` was compressed and ended before its receipt was measured."""
+        compression = cfg.get("compression") or {}
+        has_one = bool(methods(compression)) and compression.get("receipt", "none") != "none"
+        return has_one and self.best.exists() and not (self.path / "receipt.json").exists()
 
     def warn_of_changes(self) -> None:
         """Warn about the user's own files that have changed since the run began."""
