@@ -19,14 +19,10 @@ GROUPS |= {"compile": ["default", "none"], "logger": ["csv", "wandb"], "callback
 @pytest.mark.parametrize(
     ("override", "parts"),
     [
-        ("model=resnet", ["model=resnet", "did you mean resnet20?"]),
         ("logger=[csv,wandbb]", ["logger=wandbb", "did you mean wandb?"]),
         ("optimizer.rl=1", ["optimizer.rl: unknown key in optimizer", "did you mean lr?", "put a + in front"]),
         ("callbacks.early_stopping.patience=3", ["Add it: callbacks=[default,early_stopping]."]),
-        ("compile.scope=step", ["compile.scope: compile=none has no keys", "compile=default"]),
-        ("optimizer.lr=[1", ["optimizer.lr=[1: invalid override", "close every bracket"]),
         ("seed=1,2", ["Ambiguous value for argument 'seed=1,2'", "add --multirun"]),  # Hydra's own words
-        ("data.batch_size=${nope}", ["data.batch_size", "nope"]),
         ("model=true", ["must be a string or a list"]),
     ],
 )

@@ -108,8 +108,6 @@ def test_a_component_is_meant_by_its_names() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (["+foo=1"], "foo: unknown key, and nothing reads it; "),
-        (["+model.net.widht=3"], "model.net.widht: lathe.nets.CifarResNet takes no such argument; did you mean width?"),
         (["~trainer.enable_progress_bar"], "trainer.enable_progress_bar is missing"),
         (
             ["optimizer.kind.path=torch.optim.NAdam"],

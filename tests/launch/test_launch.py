@@ -51,7 +51,11 @@ def test_a_run_that_never_began_leaves_nothing(command: Command, capsys: pytest.
 # resume
 
 
-def test_resume_goes_on_in_the_same_directory_with_the_runs_own_configuration(command: Command, broken: RunDir) -> None:
+def test_resume_goes_on_in_the_same_directory_with_the_runs_own_configuration(
+    command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (broken.path / "metrics.csv").unlink()  # as if killed before its first line
+    command.fails(f"resume={broken.path}", job="support.agent_jobs:never_begins", capsys=capsys)
     assert command(f"resume={broken.path}") == 7
     assert [run.path for run in command.runs] == [broken.path]
     assert broken.complete
@@ -83,14 +87,6 @@ def test_any_other_change_is_refused_with_a_diff(
     assert difference in told
     assert (broken.path / "config.yaml").read_bytes() == before
     assert not broken.complete
-
-
-def test_a_failed_continuation_keeps_the_run(
-    command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (broken.path / "metrics.csv").unlink()  # as if killed before its first line
-    command.fails(f"resume={broken.path}", job="support.agent_jobs:never_begins", capsys=capsys)
-    assert broken.path.exists()
 
 
 def test_auto_continues_the_newest_unfinished_run_of_the_same_configuration(command: Command, broken: RunDir) -> None:
