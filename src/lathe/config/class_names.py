@@ -29,11 +29,7 @@ def class_names(folder: Any, train: Any = None) -> list[str]:
         message = problem(key, value, {**_NAME, "type": kinds})
         require(message is None, message or "")
     root = Path(folder)
-    require(
-        root.is_dir(),
-        f"data.folder={folder} is no folder: give one that has a folder of images for each class, also to a run whose "
-        "images have moved (to resume it: with data=image_folder).",
-    )
+    require(root.is_dir(), f"data.folder={folder} is no folder: give one that has a folder of images for each class.")
     if train is not None and is_list(train):
         path = root / train
         return _checked({label for _, label in read_list(path)}, path)
@@ -48,11 +44,9 @@ def class_names(folder: Any, train: Any = None) -> list[str]:
 def _checked(names: Iterable[str], path: Path) -> list[str]:
     """Refuse names with an interpolation: foreign data could read environment variables by one."""
     for name in sorted(names):
-        require(
-            is_valid(name, _NAME) and "${" not in name,
-            f"data.folder: {path} has a class named {name!r}, expected printable characters without ${{ and without "
-            "blanks around them: rename it.",
-        )
+        is_printable = is_valid(name, _NAME) and "${" not in name
+        problem = f"data.folder: {path} has a class named {name!r}, expected printable characters without ${{"
+        require(is_printable, f"{problem}. Rename it.")
     return sorted(names)
 
 
@@ -74,11 +68,8 @@ def splits_of(folder: Path) -> dict[str, str]:
     if "train" not in splits or (len(named) < len(names) and len(splits) < len(SPLITS)):
         return {}
     for split, name in named:
-        require(
-            splits[split] == name,
-            f"data.folder={folder} has {splits[split]} and {name}, both {split} by their names: say which by "
-            f"data.source.train=..., data.source.{split}={name}.",
-        )
+        message = f"data.folder={folder}: {splits[split]} and {name} are both {split}. Set data.source.{split}."
+        require(splits[split] == name, message)
     return {split: splits[split] for split in SPLITS if split in splits}
 
 

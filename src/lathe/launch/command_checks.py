@@ -81,10 +81,8 @@ def check_command(cfg: DictConfig, resolved: dict[str, Any], cross_checks: Seque
     command, choices = str(hydra.job.config_name), hydra.runtime.choices
     # a run's place in its sweep has been taken out of `cfg` by now
     typed = [item for item in typed_overrides() if "sweep" in cfg or not key_of(item).startswith("sweep.")]
-    require(
-        is_sweep or choices.get("launch") != "slurm",
-        "launch=slurm submits the jobs of a sweep. Add -m, or use scripts/slurm/train.sbatch for a single run.",
-    )
+    is_single_job = not is_sweep and choices.get("launch") == "slurm"
+    require(not is_single_job, "launch=slurm submits the jobs of a sweep. Add -m, or use scripts/slurm/train.sbatch.")
     if command in IGNORE_LOG_DIR and not is_sweep:
         unused = next((item for item in typed if key_of(item) == "paths.log_dir"), None)
         require(unused is None, f"{unused} has no effect on {command}.py. Leave it out.")
@@ -133,8 +131,5 @@ def check_batch_size(cfg: dict[str, Any], world: int) -> None:
     replicas = data_replicas(cfg["strategy"], world)
     processes = f"trainer.devices x trainer.num_nodes = {world}"
     by = processes if replicas == world else f"the {replicas} data replicas of {processes}"
-    require(
-        batch_size is None or batch_size % replicas == 0,
-        f"data.batch_size={batch_size} is the global batch and does not divide by {by}. "
-        f"Choose a multiple of {replicas}.",
-    )
+    problem = f"data.batch_size={batch_size} is the global batch and does not divide by {by}"
+    require(batch_size is None or batch_size % replicas == 0, f"{problem}. Choose a multiple of {replicas}.")

@@ -47,10 +47,8 @@ def call_job(job: str, cfg: dict[str, Any]) -> Any:
     except SystemExit as error:  # without an exit code it would look like success
         if error.code:
             raise
-        raise UserError(
-            "The run ended early because a component called sys.exit(). Raise an exception, or set "
-            "trainer.should_stop=True."
-        ) from error
+        message = "A component called sys.exit(). Raise an exception, or set trainer.should_stop=True."
+        raise UserError(message) from error
 
 
 def run_job(job: str, cfg: dict[str, Any], processes: int, options: dict[str, Any], nodes: Nodes | None = None) -> Any:

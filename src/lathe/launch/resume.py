@@ -49,10 +49,8 @@ def find_run(
         return run, _relocated(run, _resumed_config(run, resume), cfg)
     previous = None
     if resume == "auto":
-        require(
-            nodes.launch_id is None,
-            f"resume=auto and launch.id={nodes.launch_id} both look up a run. Leave resume out.",
-        )
+        message = f"resume=auto and launch.id={nodes.launch_id} both look up a run. Leave resume out."
+        require(nodes.launch_id is None, message)
         previous = _find_same(log_dir, cfg)
     elif nodes.launch_id is not None:
         previous = _find_joined(log_dir, cfg, nodes.launch_id)
@@ -80,17 +78,12 @@ def _find_same(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
     if complete is not None and (is_sweep or complete.lacks_receipt(cfg)):
         return complete
     if complete is not None:
-        print(
-            f"{complete.path} is a complete run of this configuration; resume=auto starts another (-m keeps the first)."
-        )
+        print(f"{complete.path} is a complete run of this configuration; resume=auto starts another.")
     unlike = None if is_sweep else run_discovery.find_unlike(log_dir, cfg)
     if unlike is not None:
         run, keys = unlike
         named = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more keys" if len(keys) > 3 else "")
-        print(
-            f"resume=auto: no unfinished run has this configuration; {display_path(run.path)} differs in {named}. "
-            "A new run begins."
-        )
+        print(f"resume=auto: {display_path(run.path)} is unfinished but differs in {named}. A new run begins.")
     return None
 
 
@@ -163,22 +156,14 @@ def _resumed_config(run: RunDir, resume: str) -> dict[str, Any]:
             refused.append(line)
     only_devices = all(re.match(r"trainer\.(devices|num_nodes|accelerator):|strategy\b", line) for line in refused)
     other = f"ckpt_path={resume} ckpt_mode=trainer" if only_devices else f"ckpt_path={resume}"
-    require(
-        not refused,
-        f"resume={resume} keeps the run's own configuration, but the command changes {'; '.join(refused)}. Leave that "
-        f"out, or start a new run with {other}.",
-    )
+    problem = f"resume={resume} keeps the run's own configuration, but the command changes {'; '.join(refused)}"
+    require(not refused, f"{problem}. Leave that out, or start a new run with {other}.")
     if run.complete and raised:
         end = run.stopping_key
-        require(
-            end.removeprefix("trainer.") in raised,
-            f"resume={resume}: {end} ended this run, so trainer.{raised[0]} has no effect. Raise {end} as well.",
-        )
-        require(
-            run.last.exists() or not run.result.get("steps"),
-            f"resume={resume}: its checkpoints/last.ckpt is missing. Start a new run from its best weights with "
-            "ckpt_path.",
-        )
+        message = f"resume={resume}: {end} ended this run, so trainer.{raised[0]} has no effect. Raise {end} as well."
+        require(end.removeprefix("trainer.") in raised, message)
+        can_continue = run.last.exists() or not run.result.get("steps")
+        require(can_continue, f"resume={resume}: its checkpoints/last.ckpt is missing. Start a new run with ckpt_path.")
     return saved
 
 

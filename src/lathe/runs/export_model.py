@@ -121,11 +121,8 @@ def is_image(cfg: Mapping[str, Any]) -> bool:
 def make_preprocess(cfg: Mapping[str, Any], input_size: Any = None) -> Preprocess:
     """Return the preprocessing of the configuration's images."""
     data = cfg["data"]
-    require(
-        input_size is None or not squashed(data),
-        f"target.input_size={input_size} scales the middle of images, but this run was trained on whole ones "
-        "(data.source.resize=squash): leave it null, and let the server or predict.py scale them.",
-    )
+    message = f"target.input_size={input_size} scales the middle of images, but data.source.resize=squash. Use null."
+    require(input_size is None or not squashed(data), message)
     return Preprocess(data["mean"], data["std"], (data["image_size"], data["image_size"]), input_size)
 
 

@@ -60,10 +60,8 @@ def open_storage(folder: Path, address: str | None) -> Any:
                 time.sleep(0.3)
                 continue
             reason = _LOGIN.sub("", " ".join(str(error).split()))[:200] or type(error).__name__
-            raise UserError(
-                f"sweep.storage={_LOGIN.sub('', str(address))} can't be opened ({reason}): give a database's address, "
-                "such as sqlite:///study.db, or leave it out."
-            ) from error
+            problem = f"sweep.storage={_LOGIN.sub('', str(address))} can't be opened ({reason})"
+            raise UserError(f"{problem}: give a database's address, such as sqlite:///study.db.") from error
 
 
 def study_name(facts: Mapping[str, Any]) -> str:

@@ -32,10 +32,8 @@ def planned(
     """Return the overrides of every job of a grid, list or ablation, in order."""
     removed, axes = options["remove"] or [], options["axes"] or {}
     for word in removed:
-        require(
-            word in overrides,
-            f"sweep.remove={word}: that was not typed; {did_you_mean(word, overrides, 'type it beside sweep.remove')}.",
-        )
+        hint = did_you_mean(word, overrides, "type it too")
+        require(word in overrides, f"sweep.remove={word}: that was not typed; {hint}.")
     typed = {key_of(word): word for word in overrides}
     for key in axes:
         if key in typed:
@@ -52,11 +50,8 @@ def planned(
             values = {}  # of a repeated key, the last counts
             for item in OverridesParser.create(config_loader=loader).parse_overrides([*first, *variant]):
                 key, several = item.get_key_element(), item.is_sweep_override()
-                require(
-                    not several or item.is_discrete_sweep(),
-                    f"{item.input_line} names no values: give some, such as 0.1,0.01, or search it with sweep=optuna "
-                    "'sweep.space={" + item.key_or_group + ": {low: ..., high: ...}}'.",
-                )
+                message = f"{item.input_line} names no values: give some, such as 0.1,0.01, or use sweep=optuna."
+                require(not several or item.is_discrete_sweep(), message)
                 points = item.sweep_string_iterator() if several else ()
                 values[key] = [f"{key}={value}" for value in points] if several else [str(item.input_line)]
                 require(bool(values[key]), f"{item.input_line}: no choice has that name: write the choices by commas.")
@@ -185,11 +180,8 @@ class Search(Listed):
         self.hopeless = False  # no trial can have a value
         self.names, self.directions = objectives_of(options, cfg)
         sampler_of(options, 0)  # raises for a class that is none
-        require(
-            len(self.directions) == 1 or options["pruner"] == "none",
-            f"sweep.pruner={shown(options['pruner'])} compares runs by one number, and sweep.objectives names "
-            f"{len(self.directions)}: set sweep.pruner=none.",
-        )
+        message = f"sweep.pruner={shown(options['pruner'])} compares one objective. Set sweep.pruner=none."
+        require(len(self.directions) == 1 or options["pruner"] == "none", message)
         self.compares = check_pruner(options, len(self.repeats))
 
     def prepare(self, folder: SweepDir) -> None:
@@ -396,10 +388,8 @@ def space_of(space: Mapping[str, Any]) -> dict[str, Entry]:
     for key, value in space.items():
         entry = entry_of(key, value)
         for other, wanted in entry.when.items():
-            require(
-                other in entries and wanted in (entries[other].choices or [wanted]),
-                f"sweep.space.{key}.when: no key of sweep.space above it has {other}={shown(wanted)}.",
-            )
+            is_above = other in entries and wanted in (entries[other].choices or [wanted])
+            require(is_above, f"sweep.space.{key}.when: no key of sweep.space above it has {other}={shown(wanted)}.")
         entries[key] = entry
     return entries
 
@@ -471,9 +461,6 @@ def check_pruner(options: Mapping[str, Any], count: int) -> bool:
         require(alone, f"{name} compares single runs, and each trial has {count}: choose wilcoxon or none.")
         return False
     least = math.floor(-math.log2(built._p_threshold)) + 1  # repeats that all fall behind have p = 2 ** -least
-    require(
-        count > least,
-        f"{name} can end a trial after {least} runs at the earliest, and sweep.repeats has {count}: give "
-        f"{least + 1} or more, or choose none.",
-    )
+    message = f"{name} can end a trial after {least} runs, and sweep.repeats has {count}. Give {least + 1} or more."
+    require(count > least, message)
     return True

@@ -163,15 +163,11 @@ def find_sweep(log_dir: Path, resume: str | None, identity: dict[str, Any]) -> S
     """Return the sweep of `resume`, or the newest unfinished one of the same command."""
     if resume is not None:
         sweep = SweepDir(Path(resume).resolve())
-        require(
-            (sweep.path / "sweep.yaml").is_file(),
-            f"sweep.resume={resume} is not the directory of a sweep: name one of {log_dir / 'sweeps'}.",
-        )
+        message = f"sweep.resume={resume} is not the directory of a sweep: name one of {log_dir / 'sweeps'}."
+        require((sweep.path / "sweep.yaml").is_file(), message)
         before = sweep.facts["words"]
-        require(
-            before == identity["words"],
-            f"sweep.resume={resume} is the sweep of {' '.join(before) or 'no overrides'}: type these alone.",
-        )
+        message = f"sweep.resume={resume} is the sweep of {' '.join(before) or 'no overrides'}: type these alone."
+        require(before == identity["words"], message)
         return sweep
 
     def same(facts: dict[str, Any]) -> dict[str, Any]:

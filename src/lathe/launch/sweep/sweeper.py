@@ -101,22 +101,15 @@ def run_sweep(context: Context, params: dict[str, Any], arguments: Sequence[str]
     if context.config.get("sweep") is not None:
         options = WITHOUT | resolve(OmegaConf.masked_copy(context.config, ["sweep"]))["sweep"]
     refuse(sentence for _, sentence in problems({"sweep": options}, "train", saved=True))
-    require(
-        detect_external_launch() is None,
-        "A sweep (-m) under torchrun or srun would be run once per rank: start it with python, or sweep outside.",
-    )
+    message = "A sweep (-m) under torchrun or srun would be run once per rank. Start it with python."
+    require(detect_external_launch() is None, message)
     if context.config.hydra.runtime.choices.get("launch") != "slurm":  # which names the job itself
         launch: Any = OmegaConf.to_container(context.config.launch, resolve=True)
         launch_id = read_nodes(launch).launch_id
-        require(
-            launch_id is None,
-            f"launch.id={launch_id} names one run, and a sweep (-m) has several: leave launch.id and launch.nodes out.",
-        )
+        require(launch_id is None, f"launch.id={launch_id} names one run, and a sweep (-m) has several. Leave it out.")
     in_slots = FORKS and context.config.hydra.launcher.get("_target_") == BASIC
-    require(
-        in_slots or FORKS or options["jobs"] in ("auto", 1),
-        f"sweep.jobs={options['jobs']}: several jobs at a time need Linux: leave it out.",
-    )
+    can_run = in_slots or FORKS or options["jobs"] in ("auto", 1)
+    require(can_run, f"sweep.jobs={options['jobs']}: several jobs at a time need Linux. Leave it out.")
     slots = slots_of(options["jobs"], context.config.trainer) if in_slots else []
     overrides = [word for word in arguments if key_of(word).split(".")[0] != "sweep"]
     source = _source(context, overrides, params, options)
@@ -157,11 +150,8 @@ def _source(context: Context, overrides: list[str], params: dict[str, Any], opti
         config = context.composed(job)
         configs.append(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
     if options.get("space") is not None:
-        require(
-            len(jobs) == 1,
-            f"a search draws the values that sweep.space names, and {len(jobs)} combinations of others were typed: "
-            "move them there, or run each trial with all of them by sweep.repeats={seed: [1, 2, 3]}.",
-        )
+        message = "a search draws the values that sweep.space names. Move the others there, or to sweep.repeats."
+        require(len(jobs) == 1, message)
         return Search(context.composed, jobs[0], options, resolve(configs[0]))
     verb, shared = str(context.config.hydra.job.config_name), None
     for raw in configs if verb in training_commands() else ():
@@ -439,11 +429,8 @@ def slots_of(jobs: int | str, trainer: Mapping[str, Any]) -> list[dict[str, str]
         return [{"CUDA_VISIBLE_DEVICES": ",".join(group)} for group in groups[:wanted]]
     cores, count = len(allowed_cpus()), 1 if jobs == "auto" else int(jobs)
     most = cores * CPU_PROCESSES_PER_CORE
-    require(
-        count * each <= most or count == 1,
-        f"sweep.jobs={jobs} of trainer.devices={each} are {count * each} processes, and {cores} cores carry at most "
-        f"{most}: lower either.",
-    )
+    message = f"sweep.jobs={jobs} of trainer.devices={each} are {count * each} processes. Use at most {most}."
+    require(count * each <= most or count == 1, message)
     if count == 1 or "OMP_NUM_THREADS" in os.environ:
         return [{}] * count
     return [{"OMP_NUM_THREADS": str(max(1, cores // (count * each)))}] * count
