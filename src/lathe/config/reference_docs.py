@@ -168,7 +168,7 @@ class Book:
                     title = f"{key.partition('[')[0]}=[{{_target_: {name}}}]" if "[" in key else key
                     target = next(entry for entry in entries if entry.name == "_target_")
                     prefix = target.key.removesuffix("_target_")
-                    rows = self._component(target, [one for one in entries if one.key.startswith(prefix)], prefix)
+                    rows = self._component(target, [entry for entry in entries if entry.key.startswith(prefix)], prefix)
                     choices.append(Choice(title, title, "", rows, [] if "[" in key else [name]))
         return choices
 
@@ -221,22 +221,23 @@ def _page(name: str, intro: str, common: list[Row], choices: list[Choice]) -> st
     text = f"# {name}\n\n{NOTE}\n\n{intro} Guide: [{guide}](../{guide}).\n\n"
     text += f"```bash\npython {script} {example}\n```\n\n{_list(common)}"
     without = [choice for choice in choices if not choice.rows]
-    text += "".join(f"- `{one.title}`: {_escaped(one.text)}\n" for one in without) + ("\n" if without else "")
+    text += "".join(f"- `{choice.title}`: {_escaped(choice.text)}\n" for choice in without) + "\n" * bool(without)
     members: dict[object, list[Choice]] = {}  # choices with the same keys of the same classes
     for choice in choices:
         is_command = "=" not in choice.title
         same = choice.title if is_command else (frozenset(row.key for row in choice.rows), *choice.classes)
         members.setdefault(same, []).extend([choice] if choice.rows else [])
-    families = [Family(found) for found in members.values() if found]
+    families = [Family(same_keys) for same_keys in members.values() if same_keys]
     defaults: dict[Row, dict[str, str]] = {}  # of each key: by the names of the family
     for family in families:
         for row in family.rows:
             defaults.setdefault(row.bare, {})[family.names] = row.default
     tables: dict[str, list[Row]] = {}
-    for row, found in defaults.items():
-        if len(found) > 1:
-            default = "" if len(set(found.values())) > 1 else next(iter(found.values()))
-            names, others = ", ".join(found), ", ".join(one.names for one in families if one.names not in found)
+    for row, by_names in defaults.items():
+        if len(by_names) > 1:
+            default = "" if len(set(by_names.values())) > 1 else next(iter(by_names.values()))
+            names = ", ".join(by_names)
+            others = ", ".join(family.names for family in families if family.names not in by_names)
             names = min(names, f"all but {others}", key=len) if others else "all choices"
             tables.setdefault(names, []).append(replace(row, default=default))
     for names, rows in tables.items():

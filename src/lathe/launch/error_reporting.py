@@ -22,7 +22,7 @@ from lathe.config.help import configuration_folder, help_text, root_names
 from lathe.config.override_parsing import check_flags, translate
 from lathe.errors import BUILDING, PACKAGE, WORKER, Stopped, UserError, source_frames, worker_message
 from lathe.files import disk_sentence
-from lathe.launch.process_group import find_timeout, is_reported_elsewhere
+from lathe.launch.process_group import find_timeout, is_reported_elsewhere, own_rank
 from lathe.runs.rundir import CONFIG_DIR
 
 FULL_ERROR = "LATHE_FULL_ERROR"
@@ -78,7 +78,7 @@ def _warn_of_another_clone(script: Path) -> None:
     """Warn where `script`, a file of a clone, runs the code of another clone."""
     clone = script.parent.parent if script.parent.name == "scripts" else script.parent
     other = clone / "src" / "lathe"
-    if (other / "__init__.py").is_file() and not other.samefile(PACKAGE) and _is_rank_0():
+    if (other / "__init__.py").is_file() and not other.samefile(PACKAGE) and own_rank() == 0:
         print(
             f"Warning: {script} imports lathe from {PACKAGE}, another clone: pip install -e {clone}, or set "
             f"PYTHONPATH={clone / 'src'}.",
@@ -94,7 +94,7 @@ def _load_dotenv() -> None:
     variables = dotenv_values(".env", encoding="utf-8")
     fresh = {name: value for name, value in variables.items() if value is not None and name not in os.environ}
     os.environ.update(fresh)
-    if fresh and _is_rank_0():
+    if fresh and own_rank() == 0:
         print(f".env sets {', '.join(fresh)}.", flush=True)  # never the values, which may be secret
 
 
@@ -111,7 +111,7 @@ def report_error(error: Exception) -> int:
     if explained is None or full_error():
         traceback.print_exception(error)
     else:
-        rank = "" if _is_rank_0() else f" of rank {os.environ.get('RANK', os.environ.get('SLURM_PROCID'))}"
+        rank = f" of rank {own_rank()}" if own_rank() else ""
         print(*(f"Error{rank}: {message}" for message in explained.args), sep="\n", file=sys.stderr, flush=True)
     if isinstance(error, Stopped):
         exit_on_next(signal.SIGINT)
@@ -122,10 +122,6 @@ def report_error(error: Exception) -> int:
 def full_error() -> bool:
     """True if the user asked for tracebacks."""
     return os.environ.get(FULL_ERROR) == "1"
-
-
-def _is_rank_0() -> bool:
-    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
 def explain_error(error: BaseException) -> UserError | None:

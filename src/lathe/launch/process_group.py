@@ -30,6 +30,11 @@ ERROR_PATIENCE = timedelta(seconds=5)  # for rank 0 to report the error that ano
 _store: Any = None  # torch's key-value store of the process group
 
 
+def own_rank() -> int:
+    """Return this process's rank as its launcher gives it; 0 for a process that was started by hand."""
+    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
+
+
 def init_process_group(trainer: dict[str, Any], rank: int, world_size: int, local_rank: int, timeout: float) -> None:
     """Create the default process group, whose collectives time out after `timeout` seconds.
 
@@ -69,7 +74,7 @@ def is_reported_elsewhere(message: str) -> bool:
 
     torch's agent and srun show the output of all ranks, which mostly meet the same error.
     """
-    rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
+    rank = own_rank()
     if _store is None:
         return rank != 0 and os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) != "0"
     with suppress(RuntimeError):  # the store was on a rank that has gone, or rank 0 has met no error
@@ -107,8 +112,7 @@ def find_timeout(error: BaseException) -> CollectiveTimeout | None:
             milliseconds = float(next(filter(None, timed_out.groups()))) if timed_out else 0.0
             operation, step = _find_collective(cause.__traceback__)
             step = step if step is not None else _find_collective(error.__traceback__)[1]
-            rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
-            return CollectiveTimeout(rank, operation, step, milliseconds / 1000)
+            return CollectiveTimeout(own_rank(), operation, step, milliseconds / 1000)
         cause = cause.__cause__ or cause.__context__
     return None
 
