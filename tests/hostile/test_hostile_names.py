@@ -11,7 +11,7 @@ from support.commands import in_process
 from support.hostile_runs import CANARY, HERE, NOWHERE, SECRET, TEXTS, gadgets, plant, put
 
 from lathe.errors import UserError
-from lathe.runs.run_discovery import find_unfinished
+from lathe.runs.run_discovery import find_same
 from lathe.runs.rundir import RunDir, open_run
 from lathe.trust.allowlist import findings, kind_at
 
@@ -45,7 +45,7 @@ def test_yaml_that_lathe_does_not_write_is_refused(foreign: RunDir, text: str, r
     path.write_text(TEXTS[text](path.read_text()))
     refusal(foreign)
     assert not foreign.readable
-    assert find_unfinished(foreign.path.parent.parent, {"name": foreign.path.parent.name}) is None
+    assert find_same(foreign.path.parent.parent, {"name": foreign.path.parent.name}) is None
 
 
 OTHER_WAYS: dict[str, tuple[str, Any]] = {

@@ -63,14 +63,6 @@ def test_resume_goes_on_in_the_same_directory_with_the_runs_own_configuration(
     assert broken.config["task"]["_target_"] == "lathe.tasks.ClassificationTask"
 
 
-def test_a_run_may_be_made_longer(command: Command, broken: RunDir) -> None:
-    command(f"resume={broken.path}", "trainer.max_epochs=5")
-    assert broken.config["trainer"]["max_epochs"] == 5
-    command(f"resume={broken.path}", "trainer.max_epochs=8")  # and again, after it completed
-    assert broken.config["trainer"]["max_epochs"] == 8
-    assert len(command.runs) == 1
-
-
 @pytest.mark.parametrize(
     ("typed", "difference"),
     [

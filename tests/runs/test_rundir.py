@@ -13,7 +13,7 @@ import pytest
 
 from lathe.errors import UserError
 from lathe.runs import rundir
-from lathe.runs.run_discovery import find_launch, find_runs, find_unfinished
+from lathe.runs.run_discovery import find_launch, find_runs, find_same
 from lathe.runs.rundir import RunDir, create, open_run
 
 
@@ -163,13 +163,13 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"is being written to by another process"), run.locked():
             pass
         with pytest.raises(UserError, match=r"^resume=auto: another process is at "):
-            find_unfinished(tmp_path, run.config)
+            find_same(tmp_path, run.config)
     finally:
         holder.kill()
         holder.join()
     with run.locked():
         assert run.busy
-    assert getattr(find_unfinished(tmp_path, run.config), "path", None) == run.path
+    assert getattr(find_same(tmp_path, run.config), "path", None) == run.path
 
 
 def test_runs_are_found_newest_first(tmp_path: Path) -> None:
@@ -202,9 +202,9 @@ def test_auto_finds_the_newest_unfinished_run_of_the_same_experiment(tmp_path: P
     (place(tmp_path, "5").path / "config.yaml").write_text("{ torn")
     wanted = cfg(resume="auto", launch={"max_restarts": 3}, paths={"run_dir": None, "log_dir": "other"})
     for run in (middle, oldest):
-        assert getattr(find_unfinished(tmp_path, wanted), "path", None) == run.path
+        assert getattr(find_same(tmp_path, wanted), "path", None) == run.path
         run.finish({})
-    assert find_unfinished(tmp_path, cfg(seed=3)) is None
+    assert find_same(tmp_path, cfg(seed=3)) is None
 
 
 def test_a_launch_finds_its_own_run(tmp_path: Path) -> None:

@@ -72,9 +72,6 @@ def check_command(cfg: DictConfig, resolved: dict[str, Any], cross_checks: Seque
     """Check the configuration of this command: each key, then what keys mean together.
 
     Keys that the schema does not know, of a user's component, need the type of their default.
-
-    Raises:
-        UserError: with one message for each mistake.
     """
     hydra = HydraConfig.get()
     is_sweep = hydra.mode == RunMode.MULTIRUN

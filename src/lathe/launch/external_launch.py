@@ -51,11 +51,7 @@ class ExternalLaunch:
 
 
 def detect_external_launch() -> ExternalLaunch | None:
-    """The launcher that started this process as one of its ranks; None for a command typed by hand.
-
-    Raises:
-        UserError: the launcher's options leave ranks that can't find one run directory, or each other.
-    """
+    """The launcher that started this process as one of its ranks; None for a command typed by hand."""
     env = os.environ
     if "TORCHELASTIC_RUN_ID" in env and "RANK" in env:
         run_id, world = env["TORCHELASTIC_RUN_ID"], int(env["WORLD_SIZE"])

@@ -70,11 +70,11 @@ def _find_same(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
 
     A complete one is taken for a job of a sweep that is started again, or if it lacks its receipt.
     """
-    unfinished = run_discovery.find_unfinished(log_dir, cfg)
+    unfinished = run_discovery.find_same(log_dir, cfg)
     if unfinished is not None:
         return unfinished
     is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
-    complete = run_discovery.find_complete(log_dir, cfg)
+    complete = run_discovery.find_same(log_dir, cfg, complete=True)
     if complete is not None and (is_sweep or complete.lacks_receipt(cfg)):
         return complete
     if complete is not None:

@@ -23,8 +23,7 @@ from lathe.tasks.core import core_of
 def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
     """Read a checkpoint that Lathe or Lightning wrote, which the configuration names as `key`.
 
-    The tensors of a file stay on disk until they are used. A sharded folder is put together in memory. Raises UserError
-    if the file is missing, damaged, of another kind, or holds more than plain data.
+    The tensors of a file stay on disk until they are used. A sharded folder is put together in memory.
     """
     if (path / "meta.pt").is_file():
         from lathe.strategies import sharded_files  # takes a second to import, and most checkpoints are files

@@ -30,8 +30,6 @@ def instantiate(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
     Hydra resolves each target, by its policy of what may be one. The nodes are not converted to OmegaConf and back,
     which took longer than building all components of a run. Arguments are plain lists and dicts: a component that
     stores an OmegaConf node would put it into checkpoints, which then don't open with weights_only=True.
-
-    Raises UserError if the target does not exist, refuses these arguments, or raised one itself.
     """
     return _build({**node, **kwargs} if kwargs else node, key, "all", True, args)
 

@@ -43,16 +43,17 @@ def find_runs(log_dir: Path, name: str) -> list[RunDir]:
     return sorted(runs, key=lambda run: (run.started, run.path.name), reverse=True)
 
 
-def find_unfinished(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
-    """Return the newest run of exactly this configuration without a result.
+def find_same(log_dir: Path, cfg: dict[str, Any], complete: bool = False) -> RunDir | None:
+    """Return the newest run of exactly this configuration: an unfinished one, or a `complete` one.
 
-    Raises UserError if a live process holds it: another run of the same would be a duplicate.
+    Raises UserError if a live process holds the unfinished one: another run of the same would be a duplicate.
     """
     for run in find_runs(log_dir, str(cfg["name"])):
-        if run.complete or not run.readable:
+        if run.complete != complete or not run.readable:
             continue
         if not changes(run.known_config, cfg, str(run.path), NOT_THE_EXPERIMENT):
-            require(not run.busy, f"resume=auto: another process is at {run.path}: wait for it, or leave resume out.")
+            is_busy = not complete and run.busy
+            require(not is_busy, f"resume=auto: another process is at {run.path}: wait for it, or leave resume out.")
             return run
     return None
 
@@ -65,14 +66,6 @@ def find_unlike(log_dir: Path, cfg: dict[str, Any]) -> tuple[RunDir, list[str]] 
             lines = changes(run.known_config, cfg, str(run.path), NOT_THE_EXPERIMENT)
             unlike.append((run, [line.split(":")[0] for line in lines]))
     return min(unlike, key=lambda pair: len(pair[1]), default=None)
-
-
-def find_complete(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
-    """Return the newest complete run of exactly this configuration."""
-    for run in find_runs(log_dir, str(cfg["name"])):
-        if run.complete and run.readable and not changes(run.config, cfg, str(run.path), NOT_THE_EXPERIMENT):
-            return run
-    return None
 
 
 def find_launch(log_dir: Path, name: str, launch_id: str, unfinished: bool = True) -> RunDir | None:

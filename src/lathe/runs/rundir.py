@@ -28,7 +28,7 @@ from lathe.config.validate import GROUPS as COMPONENTS
 from lathe.configs import SOURCE
 from lathe.errors import UserError, did_you_mean, require
 from lathe.files import disk_sentence, open_plain, remove, require_plain, sha256, sweep, whole, write_atomically
-from lathe.trust import is_signed, signed_config
+from lathe.trust import signed_config
 from lathe.trust.safe_yaml import as_yaml, read_mapping, read_yaml
 
 GROUPS = ("paths", *COMPONENTS)  # in the configuration of every run
@@ -79,7 +79,9 @@ class RunDir:
     @property
     def signed(self) -> bool:
         """True if config.yaml is as a command of this user wrote it."""
-        return is_signed(self.path)
+        with suppress(UserError, OSError):
+            return trust.read_signed(self.path / "config.yaml", str(self.path))[1]
+        return False
 
     @property
     def config(self) -> dict[str, Any]:
@@ -100,10 +102,7 @@ class RunDir:
 
     @property
     def typed(self) -> list[str]:
-        """The overrides of the command that started the run, then those of its resumes.
-
-        Raises UserError if overrides.yaml is not a list of overrides, or one of them changes Hydra itself.
-        """
+        """The overrides of the command that started the run, then those of its resumes."""
         path, file = self.path / "overrides.yaml", f"{self.where}: its overrides.yaml"
         require(path.is_file(), f"{file} is missing: use a run directory as Lathe wrote it.")
         content = read_yaml(path, file)
@@ -116,7 +115,7 @@ class RunDir:
 
     @property
     def overrides(self) -> list[str]:
-        """The overrides with the last value of each key. Raises as `typed`."""
+        """The overrides with the last value of each key."""
         return last_values(self.typed)
 
     @property
@@ -187,8 +186,7 @@ class RunDir:
     def plain(self, name: str, known: dict[str, Any] | None = None) -> Any:
         """Read one of the YAML files without judging the names in it, which must not be built.
 
-        Runs that are given the same `known` share parsed groups, so the returned value must not be changed. Raises
-        UserError if it is not YAML as Lathe writes it, and OSError if it can't be read.
+        Runs that are given the same `known` share parsed groups, so the returned value must not be changed.
         """
         path, where = self.path / name, f"{self.where}: its {name}"
         return read_yaml(path, where) if known is None else read_mapping(path, where, known)
@@ -251,37 +249,30 @@ class RunDir:
 
     @contextmanager
     def locked(self, shared: bool = False) -> Iterator[None]:
-        """Hold the lock as the function `locked` does, and remove half-written files of killed processes."""
-        with locked(self.path, shared):
-            self.sweep()
-            yield
+        """Hold the lock of the directory for this process, or with `shared` for the other machines of its launch too.
+
+        The kernel releases it however the process ends. Forked children don't hold it: data workers outlive a killed
+        parent by seconds. Half-written files of killed processes are removed.
+        """
+        with open_plain(self.path / ".lock", "a") as file:
+            if sys.platform != "win32":  # which has no flock: two writers are not kept apart
+                import fcntl
+
+                try:
+                    fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                except OSError as error:
+                    message = f"{self.path} is being written to by another process: wait for it, or stop it first."
+                    raise UserError(message) from error
+            _locks.add(file)
+            try:
+                self.sweep()
+                yield
+            finally:
+                _locks.discard(file)
 
     def sweep(self) -> None:
         """Remove the half-written files of killed processes."""
         sweep(self.path, self.path / "checkpoints", self.path / "exports")
-
-
-@contextmanager
-def locked(path: Path, shared: bool = False) -> Iterator[None]:
-    """Hold a run directory for this process, or with `shared` for it and the other machines of its launch.
-
-    The kernel releases the lock however the process ends. Forked children don't hold it: data workers outlive a killed
-    parent by seconds. Raises UserError if another process holds it.
-    """
-    with open_plain(path / ".lock", "a") as file:
-        if sys.platform != "win32":  # which has no flock: two writers are not kept apart
-            import fcntl
-
-            try:
-                fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            except OSError as error:
-                message = f"{path} is being written to by another process: wait for it, or stop it first."
-                raise UserError(message) from error
-        _locks.add(file)
-        try:
-            yield
-        finally:
-            _locks.discard(file)
 
 
 def _release_in_child() -> None:
@@ -300,8 +291,8 @@ def create(
 ) -> RunDir:
     """Create `<log_dir>/<name>/<date>_<time>_<short id>` with config.yaml, overrides.yaml and environment.json.
 
-    `launch_id` is the run's name in an external launcher (torchrun, SLURM), `signed` as in `RunDir.save_config`. Raises
-    UserError if the directory can't be written; nothing is left of it.
+    `launch_id` is the run's name in an external launcher (torchrun, SLURM), `signed` as in `RunDir.save_config`. If it
+    can't be written, nothing is left of it.
     """
     parent = log_dir.absolute() / str(cfg["name"])
     while True:
@@ -344,7 +335,7 @@ def open_run(path: str | Path, key: str, trusted: Sequence[str] = (), look: bool
     """Open the run directory that `key` (such as `resume`) names.
 
     With `look` it is only read, so its configuration may name what may not be built. The packages `trusted` stay
-    trusted in this process. Raises UserError if it is missing, or not a run directory.
+    trusted in this process.
     """
     if trusted:
         trust.allow({"trusted": list(trusted)})

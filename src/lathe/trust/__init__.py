@@ -12,11 +12,10 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lathe.errors import UserError, require
+from lathe.errors import require
 from lathe.trust import safe_yaml
 from lathe.trust.safe_yaml import read_json
 
@@ -118,13 +117,6 @@ def read_signed(path: Path, where: str) -> tuple[Any, bool]:
     data = safe_yaml.read_bytes(path, where)
     text, mark, digest = data.rpartition(MARK)
     return safe_yaml.parse_yaml(data, where), bool(mark) and hmac.compare_digest(digest, _config_hash(text) + b"\n")
-
-
-def is_signed(run: Path) -> bool:
-    """True if this user has signed the config.yaml of a run directory."""
-    with suppress(UserError, OSError):
-        return read_signed(run / "config.yaml", str(run))[1]
-    return False
 
 
 def _config_hash(text: bytes) -> bytes:

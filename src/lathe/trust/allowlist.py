@@ -100,11 +100,6 @@ MaxMetric MeanAbsoluteError MeanAbsolutePercentageError MeanMetric MeanSquaredEr
 MetricCollection MinMetric PearsonCorrCoef Perplexity Precision PrecisionRecallCurve R2Score ROC Recall
 SpearmanCorrCoef Specificity StatScores SumMetric
 """
-CLASSIFICATION = """
-AUROC Accuracy AveragePrecision CalibrationError CohenKappa ConfusionMatrix ExactMatch F1Score FBetaScore
-HammingDistance HingeLoss JaccardIndex MatthewsCorrCoef Precision PrecisionRecallCurve ROC Recall Specificity
-StatScores
-"""
 # Not those that take folders or functions (ModelCheckpoint, LambdaCallback, BasePredictionWriter, ...), or pass their
 # arguments to another constructor (WeightAveraging, EMAWeightAveraging).
 CALLBACKS = (
@@ -127,7 +122,7 @@ LIBRARIES = {
     "module": (
         rf"torch\.nn(?:\.modules{MODULES})?\.{_one_of(LAYERS)}",
         rf"torchmetrics(?:\.(?:classification|regression|text|aggregation))?\.{_one_of(METRICS)}",
-        rf"torchmetrics\.classification\.(?:Binary|Multiclass|Multilabel){_one_of(CLASSIFICATION)}",
+        rf"torchmetrics\.classification\.(?:Binary|Multiclass|Multilabel){_one_of(METRICS)}",
     ),
     "scheduler": (rf"torch\.optim\.lr_scheduler\.{_one_of(SCHEDULERS)}",),
     "callback": (rf"lightning\.pytorch\.callbacks{MODULES}\.{_one_of(CALLBACKS)}",),

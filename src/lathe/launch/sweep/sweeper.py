@@ -92,10 +92,6 @@ def run_sweep(context: Context, params: dict[str, Any], arguments: Sequence[str]
     """Run the jobs of a sweep, in slots of this machine or with another Hydra launcher.
 
     `params` are values by key in addition to `arguments`, the typed overrides.
-
-    Raises:
-        UserError: the sweep can't be run, or jobs failed.
-        Stopped: a signal ended it.
     """
     options = WITHOUT
     if context.config.get("sweep") is not None:
