@@ -123,14 +123,14 @@ def test_a_mistake_costs_one_line(tmp_path: Path, case: str) -> None:
 def test_a_search_through_submitit(tmp_path: Path) -> None:
     """Two jobs at a time."""
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    grid = ("sweep.space={optimizer.lr: [0.1, 0.3]}", "sweep.sampler=grid", "sweep.repeats={seed: [1, 2]}")
+    grid = ("sweep.space={optimizer.lr: [0.1]}", "sweep.sampler=grid", "sweep.repeats={seed: [1, 2]}")
     done = check(run(*SEARCH, *QUICK, *grid, "hydra/launcher=submitit_local", "sweep.jobs=2", cwd=tmp_path))
     (sweep,) = sweeps(tmp_path / "logs")
     listed, trials = jobs(sweep), study_of(sweep).trials
-    assert [(job["state"], job["tries"]) for job in listed] == [("complete", 1)] * 4
+    assert [(job["state"], job["tries"]) for job in listed] == [("complete", 1)] * 2
     configs = [RunDir(job["run_dir"]).config for job in listed]
     typed = [(config["optimizer"]["lr"], config["seed"]) for config in configs]
-    assert typed == [(0.1, 1), (0.1, 2), (0.3, 1), (0.3, 2)]
+    assert typed == [(0.1, 1), (0.1, 2)]
     reached = [RunDir(job["run_dir"]).result["val/accuracy"] for job in listed]
-    assert [trial.value for trial in trials] == pytest.approx([sum(reached[:2]) / 2, sum(reached[2:]) / 2])
+    assert [trial.value for trial in trials] == pytest.approx([sum(reached) / 2])
     assert "Best " in done.stdout
