@@ -31,11 +31,9 @@ def lacking(source: str) -> list[str]:
     for node in at_import(ast.parse(source)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "signal":
             found += [node.attr] if re.fullmatch("SIG[A-Z0-9]+", node.attr) and node.attr not in SIGNALS else []
-        if isinstance(node, ast.Import):
-            found += [name.name for name in node.names if name.name in MODULES]
-        if isinstance(node, ast.ImportFrom):
-            found += [node.module] if node.module in MODULES else []
-            found += [name.name for name in node.names if node.module == "signal" and name.name.startswith("SIG")]
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [getattr(node, "module", ""), *(name.name for name in node.names)]
+            found += [name for name in names if name in MODULES]
     return found
 
 

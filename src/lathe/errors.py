@@ -25,7 +25,7 @@ class UserError(Exception):
 
     def __init__(self, *messages: str) -> None:
         # `did_you_mean` may have no hint to end the message with
-        super().__init__(*(re.sub(r"; *$", ".", one) if isinstance(one, str) else one for one in messages))
+        super().__init__(*(re.sub(r"; *$", ".", message) for message in messages))
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.args))
@@ -80,9 +80,9 @@ def require(condition: bool, message: str) -> None:
 
 def refuse(messages: Iterable[str]) -> None:
     """Raise UserError with these messages, if there are any."""
-    found = list(dict.fromkeys(messages))
-    if found:
-        raise UserError(*found)
+    unique = list(dict.fromkeys(messages))
+    if unique:
+        raise UserError(*unique)
 
 
 def collect_errors(*checks: Callable[[], object]) -> None:
@@ -130,7 +130,7 @@ def is_user_file(name: str) -> bool | None:
     packages = (Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib"))
     if any(path.is_relative_to(folder) for folder in packages):
         return None
-    return not any(path.is_relative_to(place) for place in LATHE_PATHS)
+    return not any(path.is_relative_to(own) for own in LATHE_PATHS)
 
 
 def source_frames(error: BaseException) -> list[tuple[traceback.FrameSummary, bool]]:
@@ -142,8 +142,8 @@ def source_frames(error: BaseException) -> list[tuple[traceback.FrameSummary, bo
     if isinstance(error, SyntaxError) and error.filename:
         frames.append(traceback.FrameSummary(error.filename, error.lineno or 0, "<module>", line=error.text))
     if WORKER in str(error):
-        found = re.findall(r'File "(.+)", line (\d+), in (\S+)\n +(.+)', str(error))
-        frames += [traceback.FrameSummary(file, int(line), name, line=code) for file, line, name, code in found]
+        lines = re.findall(r'File "(.+)", line (\d+), in (\S+)\n +(.+)', str(error))
+        frames += [traceback.FrameSummary(file, int(line), name, line=code) for file, line, name, code in lines]
     return [(frame, own) for frame in frames if (own := is_user_file(frame.filename)) is not None]
 
 
@@ -156,7 +156,9 @@ def user_location(error: BaseException) -> str:
 def worker_message(error: BaseException) -> str | None:
     """The message for a DataLoader worker process that died; None for anything else, such as an error of a dataset."""
     # the signal's name is in the cause, where torch has noticed the death at its queue as well
-    matches = [re.match(r"DataLoader worker \(pid\S* [\d, ]+\) ([^.]+)", str(one)) for one in (error.__cause__, error)]
+    matches = [
+        re.match(r"DataLoader worker \(pid\S* [\d, ]+\) ([^.]+)", str(raised)) for raised in (error.__cause__, error)
+    ]
     died = matches[0] or matches[1]
     closed = isinstance(error, (ConnectionError, EOFError)) and WORKER not in str(error)
     if died is None and not closed:

@@ -217,12 +217,12 @@ def sweep(*folders: Path) -> None:
     for folder in folders:
         with suppress(OSError):  # missing, or not ours to read
             for entry in list(os.scandir(folder)):
-                found = _TEMPORARY.fullmatch(entry.name) or _SCRATCH.fullmatch(entry.name)
-                if found is None or not _is_abandoned(entry, found[1], int(found[2])):
+                match = _TEMPORARY.fullmatch(entry.name) or _SCRATCH.fullmatch(entry.name)
+                if match is None or not _is_abandoned(entry, match[1], int(match[2])):
                     continue
                 path = Path(entry.path)
-                if found.re is _TEMPORARY and found[4]:
-                    _restore(path.with_name(found[3]), path)
+                if match.re is _TEMPORARY and match[4]:
+                    _restore(path.with_name(match[3]), path)
                 else:
                     _delete(path)
 
@@ -253,13 +253,13 @@ def _delete(path: Path) -> None:
 
 
 def _is_abandoned(entry: os.DirEntry[str], machine: str, process: int) -> bool:
-    found = entry.stat(follow_symlinks=False)
-    if hasattr(os, "getuid") and found.st_uid != os.getuid():
+    status = entry.stat(follow_symlinks=False)
+    if hasattr(os, "getuid") and status.st_uid != os.getuid():
         return False
     if machine != _MACHINE:
-        return time.time() - found.st_mtime > DAY
+        return time.time() - status.st_mtime > DAY
     if process == os.getpid():
-        return found.st_mtime < _STARTED - 1.0  # of an earlier process with the same number, as in containers
+        return status.st_mtime < _STARTED - 1.0  # of an earlier process with the same number, as in containers
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -19,17 +19,10 @@ GROUPS |= {"compile": ["default", "none"], "logger": ["csv", "wandb"], "callback
 @pytest.mark.parametrize(
     ("override", "parts"),
     [
-        ("model=resnet", ["model=resnet", "did you mean resnet20?"]),
-        ("optimizer=adam", ["optimizer=adam", "did you mean adamw?"]),
         ("logger=[csv,wandbb]", ["logger=wandbb", "did you mean wandb?"]),
         ("optimizer.rl=1", ["optimizer.rl: unknown key in optimizer", "did you mean lr?", "put a + in front"]),
-        ("lr=1", ["lr: unknown key", "did you mean optimizer.lr?"]),
-        ("model.net.widht=3", ["model.net.widht: unknown key in model.net", "did you mean width?"]),
         ("callbacks.early_stopping.patience=3", ["Add it: callbacks=[default,early_stopping]."]),
-        ("compile.scope=step", ["compile.scope: compile=none has no keys", "compile=default"]),
-        ("optimizer.lr=[1", ["optimizer.lr=[1: invalid override", "close every bracket"]),
         ("seed=1,2", ["Ambiguous value for argument 'seed=1,2'", "add --multirun"]),  # Hydra's own words
-        ("data.batch_size=${nope}", ["data.batch_size", "nope"]),
         ("model=true", ["must be a string or a list"]),
     ],
 )
@@ -41,8 +34,8 @@ def test_what_hydra_refuses_is_one_line(override: str, parts: list[str]) -> None
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("override", ["data.folder=../Bilder größe/raw", "+name=größe $1"])
-def test_a_value_without_quotes_is_shown_with_them(override: str) -> None:
+def test_a_value_without_quotes_is_shown_with_them() -> None:
+    override = "data.folder=../Bilder größe/raw $1"
     with pytest.raises(OverrideParseException) as caught:
         config(override)
     (word,) = shlex.split(str(hydra_message(caught.value, GROUPS)).rpartition("quotes: ")[2])

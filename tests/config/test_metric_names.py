@@ -6,22 +6,10 @@ from support.runs import config
 from lathe.config.metric_names import data_keys, loss_keys, objective_of
 
 
-@pytest.mark.parametrize(
-    ("key", "other"),
-    [
-        ("data.source.folder", True),
-        ("data.batch_size", False),
-        ("data.source.skip_bad", False),
-        ("model.net.width", False),
-    ],
-)
-def test_keys_that_change_the_data(key: str, other: bool) -> None:
-    assert data_keys(["seed", key]) == [key] * other
-
-
-def test_keys_that_change_the_loss() -> None:
-    keys = ["task.objective", "task.label_smoothing", "task.metrics", "optimizer.lr"]
-    assert loss_keys(keys) == ["task.objective"]
+def test_keys_that_change_the_data_or_the_loss() -> None:
+    data = ["data.source.folder", "data.batch_size", "data.source.skip_bad", "seed"]
+    task = ["task.objective", "task.label_smoothing", "task.metrics", "optimizer.lr"]
+    assert (data_keys(data + task), loss_keys(data + task)) == (["data.source.folder"], ["task.objective"])
 
 
 @pytest.mark.parametrize(

@@ -75,26 +75,14 @@ def test_nodes_in_lists_and_groups_are_checked(word: str, sentence: str) -> None
     assert message.startswith(sentence)
 
 
-OWN = """
-from dataclasses import dataclass
-
-@dataclass
-class Dark:
-    share: float
-
-    def __call__(self, images, rng):
-        return (images * (1 - self.share * rng.uniform(1, 1, 1))).to(images.dtype)
-"""
-
-
 @pytest.mark.law4
 def test_a_run_with_a_list_trains_and_evaluates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "darkening.py").write_text(OWN)
+    (tmp_path / "brightening.py").write_text("def brighten(images, rng):\n    return images + 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    augment = "data.augment=[{_target_: lathe.data.RandomFlip}, {_target_: darkening.Dark, share: 0.5}]"
+    augment = "data.augment=[{_target_: lathe.data.RandomFlip}, {_target_: brightening.brighten, _partial_: true}]"
     words = [*SMALL, "trainer.max_epochs=1", "logger=none", f"paths.log_dir={tmp_path / 'logs'}", augment]
     assert in_process(str(ROOT / "train.py"), *words) == 0
     (run,) = runs(tmp_path / "logs")
     saved: Any = RunDir(run).config["data"]["augment"]
-    assert saved == [FLIP, {"_target_": "darkening.Dark", "share": 0.5}]
+    assert saved == [FLIP, {"_target_": "brightening.brighten", "_partial_": True}]
     assert in_process(str(ROOT / "scripts" / "evaluate.py"), f"run={run}") == 0

@@ -7,7 +7,7 @@ from lightning.pytorch import Trainer
 from support.runs import ROOT, config
 
 from lathe.config.help import choices
-from lathe.config.override_parsing import KEYS, REPLACED, SEVERAL, UNUSED, translate
+from lathe.config.override_parsing import translate
 from lathe.config.schema import FILLED_IN
 from lathe.config.validate import check
 from lathe.errors import UserError
@@ -22,26 +22,12 @@ GROUPS: dict[str, list[str]] = {
     ("typed", "meant"),
     [
         (["+experiment=digits_quickstart"], ["experiment=digits_quickstart"]),
-        (["++model=mlp"], ["model=mlp"]),
         (["~logger"], ["logger=none"]),
-        *[
-            ([f"{group}={word}"], [f"{group}=none"])
-            for group in ("logger", "callbacks")
-            for word in ("null", "[]", "false", "")
-        ],
+        *[([f"logger={value}"], ["logger=none"]) for value in ("null", "[]", "false", "")],
         (["train=false"], ["trainer.max_epochs=0"]),
-        (["compile=null"], ["compile=none"]),
-        (["optimizer=null"], ["optimizer=none"]),
-        (["~compression"], ["compression=none"]),
         (["callbacks=[default,ema]"], ["callbacks=[default,ema]"]),
         (["~callbacks.ema", "+model.net.width=3", "seed=1"], ["~callbacks.ema", "+model.net.width=3", "seed=1"]),
-        *[
-            (
-                [f"{sign}optimizer={{_target_: mine.Lion, lr: 1}}"],
-                ["~optimizer", "+optimizer={_target_: mine.Lion, lr: 1}"],
-            )
-            for sign in ("", "+", "++")
-        ],
+        *[([f"{sign}optimizer={{_target_: A.B}}"], ["~optimizer", "+optimizer={_target_: A.B}"]) for sign in ("", "+")],
         (
             ["~optimizer", "+optimizer={_target_: A.B}"],
             ["~optimizer", "+optimizer={_target_: A.B}"],
@@ -50,7 +36,6 @@ GROUPS: dict[str, list[str]] = {
         (["data.augment={_target_: mine.Erase, p: 1}"], ["data.augment=[{_target_: mine.Erase, p: 1}]"]),
         (["data.augment={_target_: lathe.data.Augment}"], ["data.augment={_target_: lathe.data.Augment}"]),
         (["strategy=ddp", "-m", "seed=1,2"], ["-m", "strategy=ddp", "seed=1,2"]),
-        (["--cfg", "job", "seed=1"], ["--cfg", "job", "seed=1"]),
         (["-m", "seed=range(1,3)"], ["-m", "seed=range(1,3)"]),
         (["-p", "optimizer", "--cfg", "job"], ["-p", "optimizer", "--cfg", "job"]),
         (["-m", "logger=[],[csv],null"], ["-m", "logger=none,[csv],none"]),
@@ -61,16 +46,7 @@ GROUPS: dict[str, list[str]] = {
         (["ckpt_path=a/epoch=4-step=10.ckpt"], ["ckpt_path='a/epoch=4-step=10.ckpt'"]),
         (["ckpt_path='a/epoch=4.ckpt'"], ["ckpt_path='a/epoch=4.ckpt'"]),
         (["-m", "ckpt_path=a=1.ckpt,b=2.ckpt"], ["-m", "ckpt_path=a=1.ckpt,b=2.ckpt"]),
-        *[([f"local={word}"], ["~local"]) for word in ("none", "null")],
-        (
-            ["callbacks=[default,{_target_: a.Big},{_target_: a.Big}]"],
-            [
-                "callbacks=[default]",
-                "+callbacks.big={_target_: a.Big}",
-                "+callbacks.big_2={_target_: a.Big}",
-            ],
-        ),
-        (["hydra.job.env_set.X=1"], ["hydra.job.env_set.X=1"]),
+        (["local=none"], ["~local"]),
     ],
 )
 def test_translated(typed: list[str], meant: list[str]) -> None:
@@ -82,35 +58,27 @@ def test_translated(typed: list[str], meant: list[str]) -> None:
     [
         (["--cfg"], ["--cfg", "expected one argument"]),
         (["--cfg", "nosuch"], ["nosuch", "'job'"]),
-        (["--nosuch"], ["--nosuch"]),
         (["--experimental-rerun", "x"], ["--experimental-rerun x", "scripts/reproduce.py"]),
         (["-cn", "mine"], ["--config-name mine", "configs/experiment/<name>.yaml"]),
         (["-cp", "mine"], ["--config-path mine", "--config-dir mine"]),
         (["--config-dir=/nowhere"], ["--config-dir=/nowhere", "no such folder"]),
         (["+callbacks=ema"], ["+callbacks=ema", "callbacks=[default,ema]"]),
-        *[([f"{word}=3"], [f"{word}=3", "unknown key"]) for word in KEYS],
         (["extras.print_config=true"], ["extras.print_config=true", "leave it out"]),
-        *[([f"{key}=/x"], [f"{key}=/x", "paths.log_dir"]) for key in UNUSED],
-        *[([f"optimizer={word}"], [f"optimizer={word}", "choose one of "]) for word in ("3", "true")],
+        (["hydra.run.dir=/x"], ["hydra.run.dir=/x", "paths.log_dir"]),
+        (["optimizer=3"], ["optimizer=3", "choose one of "]),
         (["callbacks=[default,null]"], ["callbacks=null: there is no such choice", "default"]),
         (["model=[[mlp]]"], ["model=[mlp]: there is no such choice"]),
         (["precision=16"], ["precision=16", "16-mixed"]),
-        *[
-            ([f"{key}=[{','.join(GROUPS[key][:2])}]"], [f"{key} takes one choice. ", f"-m {key}="])
-            for key in GROUPS
-            if len(GROUPS[key]) > 1 and key not in (*SEVERAL, *REPLACED, "sweep")
-        ],
+        (["model=[mlp,resnet20]"], ["model takes one choice. ", "-m model=mlp,resnet20"]),
         (["-m", "sweep=folds,seeds"], ["sweep=folds,seeds: a sweep can't go over its own keys and Hydra's."]),
-        (["-m", "hydra.job.name=a,b"], ["hydra.job.name=a,b: a sweep can't go over"]),
-        *[
-            ([f"{key}={value}"], [f"{key}={value}: expected a choice; choose one of "])
-            for key in ("precision", "model", "strategy", "target")
-            for value in ("", "[]")
-        ],
+        *[([f"model={value}"], [f"model={value}: expected a choice; choose one of "]) for value in ("", "[]")],
         (["local=cluster"], ["local=cluster: there is no such choice; write configs/local/cluster.yaml"]),
         (["callbacks={_target_: a.B, c: 1}"], ["replaces the list. Use callbacks=[default,{_target_: a.B, c: 1}]."]),
+        (["compression=[prune,prune]"], ["compression=[prune,prune]: prune is there twice. Leave one out."]),
         (["callbacks=[default,none]"], ["leave none out, or use callbacks=none"]),
         (["--lr", "0.1"], ["--lr: keys are written key=value, without dashes"]),
+        (["callbacks=[default,{x: 3}]"], ["{x: 3} names no class"]),
+        (["-m", "callbacks=[default],[default,{_target_: A}]"], ["a sweep takes names of files"]),
     ],
 )
 def test_refused(typed: list[str], words: list[str]) -> None:
@@ -165,7 +133,7 @@ def test_every_argument_of_the_trainer_is_a_key_or_has_a_hint() -> None:
     assert message == f"trainer.precision=1 is not taken from here: {FILLED_IN['precision']}."
 
 
-@pytest.mark.parametrize("key", ["model.net", "data", "optimizer"])
+@pytest.mark.parametrize("key", ["model.net", "optimizer"])
 def test_of_two_nodes_the_later_counts(key: str, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = f"{key}={{_target_: a.B}}", f"{key}={{_target_: a.B, width: 3}}"
     assert translate([first, "seed=1", second], GROUPS) == ["seed=1", *translate([second], GROUPS)]
@@ -183,6 +151,10 @@ def test_of_two_nodes_the_later_counts(key: str, capsys: pytest.CaptureFixture[s
         ("[{_target_: a.b.CSVLog, x: 1}]", ["callbacks=none", "+callbacks.csv_log={_target_: a.b.CSVLog, x: 1}"]),
         ("[ default , {x: {_target_: A}} ]", ["callbacks=[default]", "+callbacks.x={_target_: A}"]),
         ("[{a: {_target_: A}, b: {}}]", ["callbacks=none", "+callbacks.a={_target_: A}", "+callbacks.b={}"]),
+        (
+            "[{_target_: A},{_target_: A}]",
+            ["callbacks=none", "+callbacks.a={_target_: A}", "+callbacks.a_2={_target_: A}"],
+        ),
         ("[{_target_: m.EMA}]", ["callbacks=none", "+callbacks.own_ema={_target_: m.EMA}"]),  # a file has that name
         ("[default,{_target_: A]", ["callbacks=[default,{_target_: A]"]),  # Hydra reports it
         ("[{_target_: A, x: '],}'}]", ["callbacks=none", "+callbacks.a={_target_: A, x: '],}'}"]),
@@ -190,9 +162,3 @@ def test_of_two_nodes_the_later_counts(key: str, capsys: pytest.CaptureFixture[s
 )
 def test_each_node_gets_a_key(value: str, new: list[str]) -> None:
     assert translate([f"callbacks={value}"], GROUPS) == new
-
-
-@pytest.mark.parametrize("value", ["[default,{x: 3}]", "[default],[default,{_target_: A}]"])
-def test_nodes_without_a_class_and_sweeps_over_nodes_are_refused(value: str) -> None:
-    with pytest.raises(UserError):
-        translate(["-m", f"callbacks={value}"], GROUPS)

@@ -8,7 +8,7 @@ from support.documented import mistakes
 from support.runs import ROOT
 
 from lathe.config.reference_docs import Book
-from lathe.config.schema import command_keys, commands, component_keys, definitions
+from lathe.config.schema import component_keys, definitions
 from lathe.configs import FOLDER
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -36,13 +36,6 @@ def test_each_argument_of_a_class_that_a_choice_builds_is_on_its_page() -> None:
             missing += [f"{place}.{key}" for key in component_keys(name) or {} if key not in last | built_inside]
     # options of other optimizer classes than those that a file chooses
     assert [key for key in missing if not key.startswith("optimizer.")] == []
-
-
-@pytest.mark.parametrize("command", [name for name in commands() if name not in ("lr_find", "batch_find")])
-def test_each_key_of_a_command_is_on_the_page(command: str) -> None:
-    kinds = {key: schema.get("type") for key, schema in command_keys(command, {}).items()}
-    plain = {key for key, kind in kinds.items() if kind in ("integer", "string", "boolean", "array")}
-    assert plain <= keys(PAGES["commands"])
 
 
 @pytest.mark.parametrize("name", sorted(PAGES))

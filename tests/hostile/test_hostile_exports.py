@@ -90,7 +90,6 @@ PT2: dict[str, Callable[[Members], Any]] = {
     "a pickle of samples": lambda members: members.update({"archive/data/sample_inputs/model.pt": OPEN}),
     "a pickle of weights": replaced("model_weights_config.json", b'"use_pickle": false', b'"use_pickle": true'),
     "an object": lambda members: members.update({"archive/data/constants/opaque_obj_0": OPEN}),
-    "a member twice": lambda members: members.update({"archive/MODELS/model.json": b"{}"}),
     "a call of Python": replaced("models/model.json", b"torch.ops.aten.relu.default", b"torch.os.system"),
     "a size that is code": replaced("models/model.json", b"Symbol('", b"exec('"),
     "machine code": lambda members: members.update({"archive/data/aotinductor/model/model.so": b"\x7fELF"}),
@@ -150,7 +149,6 @@ BIAS = {"dtype": "F32", "shape": [2], "data_offsets": [32, 40]}
 EVIL = {"channels": {"tensors": {}, "modules": {"0": {"__class__": "x"}}}}
 SAFETENSORS: dict[str, bytes] = {
     "a header of 2^62 bytes": header(b"{}", length=2**62),
-    "tensors beyond the file": tensors({"0.weight": {**WEIGHT, "data_offsets": [0, 2**40]}, "0.bias": BIAS}),
     "sizes that overflow": tensors({"0.weight": {**WEIGHT, "shape": [2**40, 2**40]}, "0.bias": BIAS}),
     "a structure of code": tensors({"0.weight": WEIGHT, "0.bias": BIAS}, structure=EVIL),
     "a pickle": OPEN,
@@ -227,13 +225,9 @@ def test_foreign_programs_are_not_loaded(target: str, tmp_path: Path, monkeypatc
     "text",
     [
         "[" * 100_000,
-        '{"version": 1}',
         json.dumps({"version": 1, "target": "onnx", "file": "a", **CONTENT, "files": {"a": {"bytes": "x"}}}),
-        json.dumps({"version": 1, "target": "onnx", "file": "a", **CONTENT, "preprocess": {}, "files": {}}),
         '{"version": 1, "target": "../x", "file": "a", "files": {}}',
         " " * 11_000_000,
-        '{"version": 1, "target": {"_target_": "os.system"}, "file": "model.onnx", "files": {}, "input": {}, '
-        '"preprocess": null}',
     ],
 )
 def test_manifests(text: str, tmp_path: Path) -> None:

@@ -181,8 +181,6 @@ def test_a_loss_of_power_and_an_editor_cost_no_line(kind: str, foreign: RunDir) 
     [
         ("metrics.csv", "pipe", "metrics.csv is a pipe, where a plain file belongs: move it away."),
         ("metrics.csv", "garbage", "metrics.csv can't be read (invalid literal for int() with base 10: 'hello')"),
-        (".lock", "nowhere", ".lock is a link, where a plain file belongs: move it away."),
-        ("result.json", "folder", "result.json is a folder, where a plain file belongs: move it away."),
     ],
 )
 def test_the_command_says_one_sentence(

@@ -39,12 +39,10 @@ def cfg(accelerator: str = "auto", devices: Any = 1, nodes: int = 1, processes: 
 @pytest.mark.parametrize(
     ("accelerator", "devices", "gpus", "mps", "count"),
     [
-        ("cpu", 1, 0, False, 1),
         ("cpu", 3, 0, False, 3),
         ("cpu", "auto", 8, False, 1),
         ("auto", "auto", 4, False, 4),
         ("gpu", [1, 3], 4, False, 2),
-        ("mps", "auto", 0, True, 1),
         ("auto", "auto", 0, True, 1),
     ],
 )
@@ -113,7 +111,6 @@ def cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     [
         (8, 2, None, 1, 4),
         (8, 1, None, 1, 8),
-        (8, 2, None, 2, 2),
         (8, 2, None, 16, 1),
         (8, 2, "200000 100000", 1, 2),
         (8, 2, "50000 100000", 1, 1),
@@ -129,11 +126,9 @@ def test_auto_is_the_physical_cores_over_the_processes(
 @pytest.mark.parametrize(
     ("cpus", "used", "load", "count"),
     [
-        (2, 0.3, 0.3, 2),  # a browser
         (2, 2.0, 6.0, 1),
         (2, 2.0, 0.3, 2),  # a burst
         (2, 0.0, 4.0, 2),  # a program that has just exited
-        (8, 8.0, 8.0, 4),
         (8, 8.0, 56.0, 1),
     ],
 )
@@ -186,19 +181,16 @@ def nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("has", "mode", "said"),
+    ("has", "mode", "printed"),
     [
         ({"nodes": 1, "gpus": 4}, None, ""),
         ({"gpus": 4}, "node", "launch.numa=auto: node.\n"),
-        ({"gpus": 0}, None, "launch.numa=auto: none, as it requires GPUs"),
-        ({"gpus": 4, "numactl": False}, None, "launch.numa=auto: none, as it requires the program numactl"),
+        ({"gpus": 4, "numactl": False}, None, "launch.numa=auto: none, as it requires the program numactl.\n"),
     ],
 )
 def test_auto_binds_where_it_can(
-    nodes: Any, has: dict[str, Any], mode: str | None, said: str, capsys: pytest.CaptureFixture[str]
+    nodes: Any, has: dict[str, Any], mode: str | None, printed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nodes(**has)
     assert numa_mode({"trainer": {"accelerator": "auto", "devices": 2}}, "auto") == mode
-    printed = capsys.readouterr().out
-    assert printed.startswith(said)
-    assert bool(printed) == bool(said)
+    assert capsys.readouterr().out == printed

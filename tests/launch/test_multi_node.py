@@ -30,7 +30,6 @@ MEET = {"endpoint": "host7:29400", "id": "big-run"}
     ("given", "begins", "names"),
     [
         ({"nodes": "4:2"}, "launch.nodes=4:2: expected", "min:max"),
-        ({"nodes": 2}, "launch.nodes=2", "launch.id"),
         ({"nodes": 2, "id": "a"}, "launch.nodes=2", "launch.endpoint=host:port"),
         ({"endpoint": "host:1"}, "launch.endpoint=host:1 has no effect", "launch.nodes"),
         ({"nodes": "1:2", **MEET}, "launch.nodes=1:2", "launch.max_restarts"),

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 from support.commands import command as typed
 from support.commands import start
-from support.runs import ROOT, SMALL, new_run, runs
+from support.runs import ROOT, SMALL, runs
 from support.typed import Command
 
 from lathe.launch import launcher as launching
 from lathe.launch.external_launch import ExternalLaunch
 from lathe.runs.rundir import RunDir
 from lathe.training.final_evaluation import proposals
-from lathe.training.train import train
 
 
 def test_a_file_of_the_users_own_that_changed_is_named_on_resume_and_evaluate(command: Command, broken: RunDir) -> None:
@@ -46,23 +45,16 @@ def finished(command: Command, *typed: str, **result: int) -> RunDir:
     return run
 
 
-def test_a_refused_continuation_changes_nothing(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_continuation_that_fails_changes_nothing_before_it_begins(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that began stays unfinished, also if metrics.csv keeps its inode, as may happen when it is replaced twice."""
     run = finished(command, steps=5, epochs=30)
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-    told = command.fails(
-        f"resume={run.path}", "trainer.max_epochs=40", job="support.agent_jobs:never_begins", capsys=capsys
-    )
-    assert told == "it never began."
+    longer = (f"resume={run.path}", "trainer.max_epochs=40")
+    assert command.fails(*longer, job="support.agent_jobs:never_begins", capsys=capsys) == "it never began."
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
-
-
-def test_a_continuation_that_began_stays_unfinished(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also if metrics.csv keeps its inode, as may happen when it is replaced twice."""
-    run = finished(command, steps=5, epochs=30)
-    assert (
-        command.fails(f"resume={run.path}", "trainer.max_epochs=40", job="support.agent_jobs:breaks_off", capsys=capsys)
-        == "it broke off."
-    )
+    assert command.fails(*longer, job="support.agent_jobs:breaks_off", capsys=capsys) == "it broke off."
     assert not run.complete
     assert run.config["trainer"]["max_epochs"] == 40
 
@@ -199,8 +191,7 @@ def test_of_several_commands_at_the_same_moment_one_trains_and_the_others_say_so
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("again", [None, 0.02])
-def test_an_interrupted_run_prints_how_to_resume(tmp_path: Path, again: float | None) -> None:
+def test_an_interrupted_run_prints_how_to_resume(tmp_path: Path) -> None:
     """Also after two Ctrl-C."""
     words = [word for word in SMALL if not word.startswith("trainer.max_epochs")]
     process = start(typed(*words, "trainer.max_epochs=100000"), tmp_path)
@@ -208,9 +199,8 @@ def test_an_interrupted_run_prints_how_to_resume(tmp_path: Path, again: float | 
     while not list(tmp_path.glob("logs/*/*/checkpoints/last.ckpt")) and time.monotonic() < deadline:
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    if again is not None:
-        time.sleep(again)
-        process.send_signal(signal.SIGINT)
+    time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     (run,) = runs(tmp_path / "logs")
     assert process.returncode == 130, errors
@@ -219,12 +209,3 @@ def test_an_interrupted_run_prints_how_to_resume(tmp_path: Path, again: float | 
     )
     assert "Traceback" not in errors
     assert not (run / "result.json").exists()
-
-
-@pytest.mark.slow
-def test_a_run_that_its_time_limit_ended_continues_with_more(tmp_path: Path) -> None:
-    cfg = new_run(tmp_path, *SMALL, "trainer.max_epochs=100000", "trainer.max_time=00:00:00:01")
-    steps = train(cfg)["steps"]
-    assert train(cfg)["steps"] == steps  # resumed to its end
-    cfg["trainer"]["max_time"] = "00:00:00:04"
-    assert train(cfg)["steps"] > steps

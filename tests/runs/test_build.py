@@ -11,23 +11,15 @@ from support.runs import config
 
 from lathe.errors import UserError
 from lathe.runs.build import alias_pytorch_lightning, make_data, make_task
-from lathe.tasks import ClassificationTask
 
 
-def test_a_task_has_its_net_optimizer_and_scheduler() -> None:
-    task = make_task(config("model=mlp", "model.net.width=16", "optimizer=adamw", "optimizer.lr=0.01"))
-    assert isinstance(task, ClassificationTask)
-    optimizer = task._make_optimizer(task.net)
-    assert isinstance(optimizer, torch.optim.AdamW)
-    assert {group["lr"] for group in optimizer.param_groups} == {0.01}
-    assert isinstance(task._make_scheduler(optimizer, total_steps=100), torch.optim.lr_scheduler.LRScheduler)
-
-
-def test_the_scaled_learning_rate_includes_accumulated_batches() -> None:
+def test_a_task_has_its_optimizer_and_scheduler() -> None:
+    """The scaled learning rate includes accumulated batches."""
     words = ("optimizer.scale_lr=linear", "optimizer.lr=0.1", "optimizer.reference_batch_size=128")
     task = make_task(config("model=mlp", *words, "data.batch_size=64", "trainer.accumulate_grad_batches=8"))
-    for group in task._make_optimizer(task.net).param_groups:
-        assert group["lr"] == pytest.approx(0.1 * 64 * 8 / 128)
+    optimizer = task._make_optimizer(task.net)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.1 * 64 * 8 / 128] * 2)
+    assert isinstance(task._make_scheduler(optimizer, total_steps=100), torch.optim.lr_scheduler.LRScheduler)
 
 
 def test_class_weights_of_torchs_losses_are_lists() -> None:

@@ -11,31 +11,15 @@ from lathe.errors import UserError
 from lathe.runs.checkpoints import KEY, check_current, checkpoint_hash, is_outdated, load_weights, read_checkpoint
 from lathe.runs.rundir import RunDir
 
-GOOD = {"state_dict": {"weight": torch.ones(2, 3)}, "global_step": 7, "epoch": 1}
 
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    torch.save(GOOD, tmp_path / "good.ckpt")
-    return tmp_path / "good.ckpt"
-
-
-def test_a_checkpoint_is_read(path: Path) -> None:
+def test_a_checkpoint_is_read_and_a_part_of_one_refused(tmp_path: Path) -> None:
+    path = tmp_path / "good.ckpt"
+    torch.save({"state_dict": {"weight": torch.ones(2, 3)}, "global_step": 7, "epoch": 1}, path)
     state = read_checkpoint(path)
     assert state["global_step"] == 7
     assert torch.equal(state["state_dict"]["weight"], torch.ones(2, 3))
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^ckpt_path=.*no\.ckpt: there is no such file"):
-        read_checkpoint(tmp_path / "no.ckpt", "ckpt_path")
-
-
-@pytest.mark.parametrize("content", [b"", b"text\n", b"PK\x03\x04 not really a zip", b"\x80\x04garbage"])
-def test_a_file_of_another_kind_or_a_part_of_one_is_refused(path: Path, content: bytes) -> None:
-    whole = path.read_bytes()
-    for data in (content, whole[: len(whole) // 2]):
-        path.write_bytes(data)
+    for content in (b"", b"text\n", b"\x80\x04garbage", path.read_bytes()[:500]):
+        path.write_bytes(content)
         with pytest.raises(UserError, match=r"^ckpt_path=.*good\.ckpt (can't be read as|is not) a checkpoint"):
             read_checkpoint(path, "ckpt_path")
 

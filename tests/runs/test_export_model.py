@@ -20,27 +20,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     return made(tmp_path_factory.mktemp("logs"), *SMALL)
 
 
-def test_pixels_give_the_logits_of_the_run(run: RunDir) -> None:
+def test_pixels_give_the_batches_and_the_logits_of_the_run(run: RunDir) -> None:
     ready = open_export_model(run.path)
-    x, _ = next(iter(ready.data.eval_loader("test")))
-    pixels = ready.inputs_of(x)
-    assert pixels.dtype == torch.uint8
-    with torch.no_grad():
-        assert torch.equal(ready.net(pixels), ready.trained(x))
+    assert isinstance(ready.net, Shipped)
+    for split in ("train", "val", "test"):
+        for x, _ in ready.data.eval_loader(split):
+            pixels = ready.inputs_of(x)
+            assert pixels.dtype == torch.uint8
+            assert torch.equal(ready.net.preprocess(pixels), x)
+            with torch.no_grad():
+                assert torch.equal(ready.net(pixels), ready.trained(x))
     assert (ready.inner is ready.trained, ready.other_size, ready.takes_any_size) == (True, None, False)
     without = open_export_model(run.path, preprocess=False)
     assert without.net is without.trained
     assert without.facts["preprocess"]["in_graph"] is False
     assert not ready.net.training
     assert torch.equal(ready.example, torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
-
-
-def test_preprocessed_pixels_equal_the_batches_of_training(run: RunDir) -> None:
-    ready = open_export_model(run.path)
-    assert isinstance(ready.net, Shipped)
-    for split in ("train", "val", "test"):
-        for x, _ in ready.data.eval_loader(split):
-            assert torch.equal(ready.net.preprocess(ready.inputs_of(x)), x)
 
 
 def test_images_of_another_size(run: RunDir) -> None:

@@ -5,9 +5,7 @@ from pathlib import Path
 from support.runs import SMALL, new_run
 
 import lathe.training.train
-from lathe.callbacks import Throughput
-from lathe.config.metric_names import ENERGY, is_cost, lower_is_better
-from lathe.runs.run_discovery import RESULT_TIMES, compare_runs
+from lathe.runs.run_discovery import compare_runs
 
 
 def test_each_difference_is_named(tmp_path: Path) -> None:
@@ -30,11 +28,3 @@ def test_each_difference_is_named(tmp_path: Path) -> None:
     (alone / "receipt.md").write_text("")
     (same / ".tmp-x-1.result.json").write_text("")
     assert compare_runs(same, alone) == ["no receipt.md", "left: .tmp-x-1.result.json"]
-
-
-def test_costs_are_not_compared() -> None:
-    """Every number that measuring callbacks add to result.json."""
-    names = [*Throughput().summary(), *ENERGY]
-    assert len(names) == 13
-    assert [name for name in names if not RESULT_TIMES.fullmatch(name) or not is_cost(name)] == []
-    assert [name for name in names if not lower_is_better(name)] == ["samples_per_s", "mfu", "slowest_rank"]

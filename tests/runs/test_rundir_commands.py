@@ -48,8 +48,7 @@ def test_the_printed_commands_open_the_run(words: tuple[str, ...], tmp_path: Pat
 
 
 @pytest.mark.parametrize("script", ["train.py", "scripts/evaluate.py"])
-@pytest.mark.parametrize("place", [".", "scripts", "..", "../other", "logs/train"])
-@pytest.mark.parametrize("absolute", [True, False])
+@pytest.mark.parametrize(("place", "absolute"), [(".", False), ("scripts", False), ("../other", True)])
 def test_a_script_has_its_path_from_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, place: str, absolute: bool
 ) -> None:

@@ -59,6 +59,6 @@ def test_what_asks_for_a_nets_outputs_is_refused(tmp_path: Path) -> None:
     train(cfg)
     directory = cfg["paths"]["run_dir"]
     trust.allow({"trusted": ["support"]})
-    sentence = "it has trained a LightningModule as it is, and nobody knows what that takes and answers"
+    sentence = "it has trained a LightningModule as it is, whose inputs are not declared"
     with pytest.raises(UserError, match=sentence):
         open_run_net(directory)

@@ -29,30 +29,24 @@ def class_names(folder: Any, train: Any = None) -> list[str]:
         message = problem(key, value, {**_NAME, "type": kinds})
         require(message is None, message or "")
     root = Path(folder)
-    require(
-        root.is_dir(),
-        f"data.folder={folder} is no folder: give one that has a folder of images for each class, also to a run whose "
-        "images have moved (to resume it: with data=image_folder).",
-    )
+    require(root.is_dir(), f"data.folder={folder} is no folder: give one that has a folder of images for each class.")
     if train is not None and is_list(train):
-        place = root / train
-        return _checked({label for _, label in read_list(place)}, place)
-    place = root / (train or splits_of(root).get("train", ""))
+        path = root / train
+        return _checked({label for _, label in read_list(path)}, path)
+    path = root / (train or splits_of(root).get("train", ""))
     key = f"data.folder={folder}" if train is None else f"data.source.train={train}"
-    require(place.is_dir(), f"{key}: {place} is no folder: name one in data.folder, or a list of files (.txt, .csv).")
-    names = subfolders(place)
-    require(bool(names), f"{key}: {place} has no folder in it, expected one for each class, such as {place / 'cat'}.")
-    return _checked(names, place)
+    require(path.is_dir(), f"{key}: {path} is no folder: name one in data.folder, or a list of files (.txt, .csv).")
+    names = subfolders(path)
+    require(bool(names), f"{key}: {path} has no folder in it, expected one for each class, such as {path / 'cat'}.")
+    return _checked(names, path)
 
 
-def _checked(names: Iterable[str], place: Path) -> list[str]:
+def _checked(names: Iterable[str], path: Path) -> list[str]:
     """Refuse names with an interpolation: foreign data could read environment variables by one."""
     for name in sorted(names):
-        require(
-            is_valid(name, _NAME) and "${" not in name,
-            f"data.folder: {place} has a class named {name!r}, expected printable characters without ${{ and without "
-            "blanks around them: rename it.",
-        )
+        is_printable = is_valid(name, _NAME) and "${" not in name
+        problem = f"data.folder: {path} has a class named {name!r}, expected printable characters without ${{"
+        require(is_printable, f"{problem}. Rename it.")
     return sorted(names)
 
 
@@ -70,16 +64,13 @@ def splits_of(folder: Path) -> dict[str, str]:
     if set(SPLITS) <= set(names):
         return dict(zip(SPLITS, SPLITS, strict=True))
     named = [(SPLIT_FOLDERS[name.lower()], name) for name in names if name.lower() in SPLIT_FOLDERS]
-    found = dict(reversed(named))
-    if "train" not in found or (len(named) < len(names) and len(found) < len(SPLITS)):
+    splits = dict(reversed(named))
+    if "train" not in splits or (len(named) < len(names) and len(splits) < len(SPLITS)):
         return {}
     for split, name in named:
-        require(
-            found[split] == name,
-            f"data.folder={folder} has {found[split]} and {name}, both {split} by their names: say which by "
-            f"data.source.train=..., data.source.{split}={name}.",
-        )
-    return {split: found[split] for split in SPLITS if split in found}
+        message = f"data.folder={folder}: {splits[split]} and {name} are both {split}. Set data.source.{split}."
+        require(splits[split] == name, message)
+    return {split: splits[split] for split in SPLITS if split in splits}
 
 
 def subfolders(folder: Path) -> list[str]:
@@ -106,8 +97,8 @@ def read_list(path: Path) -> tuple[tuple[str, str], ...]:
     where = f"data.source: the list {path}"
     require(not path.exists() or path.is_file(), f"{where} is no file: give one with a path on each line.")
     try:
-        found = path.stat()
-        return _read_list(path, where, (found.st_mtime_ns, found.st_size))
+        stat = path.stat()
+        return _read_list(path, where, (stat.st_mtime_ns, stat.st_size))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{where} can't be read ({error}): give one with a path on each line.") from error
 
@@ -127,12 +118,12 @@ def _read_list(path: Path, where: str, _: tuple[int, int]) -> tuple[tuple[str, s
             rows = [(line.strip("\r\n"), "") for line in file]
     files: dict[str, str] = {}
     for name, label in [row for row in rows if row[0].strip()]:
-        place = PurePosixPath(name)
-        label = label or place.parent.name
-        is_inside = not place.is_absolute() and ".." not in place.parts and "\0" not in name
+        relative = PurePosixPath(name)
+        label = label or relative.parent.name
+        is_inside = not relative.is_absolute() and ".." not in relative.parts and "\0" not in name
         require(is_inside, f"{where} names {name}, which leads out of the folder: write paths below data.folder.")
         require(bool(label), f"{where} has {name} without a class: write <class>/{name}, or a CSV with path and label.")
-        require(str(place) not in files, f"{where} has {place} twice: leave one out.")
-        files[str(place)] = label
+        require(str(relative) not in files, f"{where} has {relative} twice: leave one out.")
+        files[str(relative)] = label
     require(bool(files), f"{where} has no files: write a path on each line.")
     return tuple(files.items())

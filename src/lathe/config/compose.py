@@ -48,8 +48,8 @@ def composing(verb: str, overrides: Sequence[str]) -> Iterator[DictConfig]:
     Raises UserError with a message for each override that Hydra refuses.
     """
     names = names_of(FOLDER, verb)
-    words = [str(word) for word in overrides]
-    flag = next((word for word in words if word.startswith("-")), None)
+    arguments = [str(word) for word in overrides]
+    flag = next((word for word in arguments if word.startswith("-")), None)
     require(flag is None, f"{flag}: only overrides are taken here, such as model=mlp; write a sweep as a loop.")
     # a notebook may have initialised Hydra's globals
     hydra, config, base = GlobalHydra.instance().hydra, HydraConfig.instance().cfg, version.getbase()
@@ -57,11 +57,11 @@ def composing(verb: str, overrides: Sequence[str]) -> Iterator[DictConfig]:
     try:
         try:
             initialize_config_dir(str(FOLDER), version_base="1.3", job_name=verb)
-            words = translate(words, names)
-            cfg = compose(verb, overrides=words, return_hydra_config=True)
+            arguments = translate(arguments, names)
+            cfg = compose(verb, overrides=arguments, return_hydra_config=True)
         except Exception as error:
             GlobalHydra.instance().clear()
-            explained = explain_overrides(error, FOLDER, verb, words, names)
+            explained = explain_overrides(error, FOLDER, verb, arguments, names)
             if explained is None:
                 raise
             raise explained from error
@@ -70,7 +70,7 @@ def composing(verb: str, overrides: Sequence[str]) -> Iterator[DictConfig]:
             HydraConfig.instance().set_config(cfg)
             del cfg["hydra"]
         untyped: Any = cfg  # flags are typed as booleans
-        untyped._set_flag([OVERRIDES], [words])
+        untyped._set_flag([OVERRIDES], [arguments])
         yield cfg
     finally:
         GlobalHydra.instance().hydra, HydraConfig.instance().cfg = hydra, config
@@ -80,8 +80,8 @@ def composing(verb: str, overrides: Sequence[str]) -> Iterator[DictConfig]:
 def overrides_of(cfg: DictConfig, verb: str = "train") -> list[str]:
     """Return the overrides that compose `cfg`: those given to `lathe.compose`, and one for each key changed since."""
     flags: dict[str, Any] = cfg._metadata.flags or {}
-    words = [str(word) for word in flags.get(OVERRIDES) or []]
-    with composing(verb, words) as composed:
+    original = [str(word) for word in flags.get(OVERRIDES) or []]
+    with composing(verb, original) as composed:
         before, after = (flatten(OmegaConf.to_container(tree)) for tree in (composed, cfg))
     missing = object()
     changed = [
@@ -94,7 +94,7 @@ def overrides_of(cfg: DictConfig, verb: str = "train") -> list[str]:
         parts = key.split(".")
         parents = (".".join(parts[: end + 1]) for end in range(len(parts)))
         removed[f"~{next(name for name in parents if not _is_related(name, after))}"] = None
-    return [*words, *removed, *changed]
+    return [*original, *removed, *changed]
 
 
 def _is_related(key: str, keys: Iterable[str]) -> bool:
@@ -186,7 +186,7 @@ def _unknown_key(key: str, parent: Any, groups: Groups) -> str:
 
 
 def explain_overrides(
-    error: Exception, folder: Path | None, verb: str, words: Sequence[str], groups: Groups
+    error: Exception, folder: Path | None, verb: str, arguments: Sequence[str], groups: Groups
 ) -> UserError | None:
     """The messages for all overrides in `words` that are refused, where Hydra stops at the first with `error`.
 
@@ -198,21 +198,21 @@ def explain_overrides(
     elif isinstance(error, UserError) or first is None:
         return None
     else:
-        messages, left = [], find_split_words(words)[1]
-    if folder is None or any(word.startswith("-") for word in words):  # a sweep, or other configuration files
+        messages, left = [], find_split_words(arguments)[1]
+    if folder is None or any(word.startswith("-") for word in arguments):  # a sweep, or other configuration files
         return UserError(*(messages or [str(first)]))
     # composing takes a fifth of a second: not again for the words that Hydra has just refused, nor for none
-    refused_by_hydra = isinstance(error, (ConfigCompositionException, OverrideParseException)) and left == list(words)
-    cfg = error if refused_by_hydra else _composed(folder, verb, left)
+    is_refused = isinstance(error, (ConfigCompositionException, OverrideParseException)) and left == list(arguments)
+    cfg = error if is_refused else _composed(folder, verb, left)
     while not isinstance(cfg, DictConfig):
         valid, refused = 0, len(left)  # so many words compose, and so many do not with the error `cfg`
         while refused - valid > 1:
             middle = (valid + refused) // 2
-            found = _composed(folder, verb, left[:middle])
-            if isinstance(found, DictConfig):
+            result = _composed(folder, verb, left[:middle])
+            if isinstance(result, DictConfig):
                 valid = middle
             else:
-                refused, cfg = middle, found
+                refused, cfg = middle, result
         messages.append(hydra_message(cfg, groups) or str(cfg))
         if left:
             key = key_of(left.pop(refused - 1))
@@ -229,9 +229,9 @@ def explain_overrides(
     return UserError(*dict.fromkeys(messages or [str(first)]))
 
 
-def _composed(folder: Path, verb: str, words: Sequence[str]) -> DictConfig | Exception:
+def _composed(folder: Path, verb: str, overrides: Sequence[str]) -> DictConfig | Exception:
     try:
         with initialize_config_dir(str(folder), version_base="1.3"):
-            return compose(verb, overrides=list(words))
+            return compose(verb, overrides=list(overrides))
     except Exception as error:
         return error

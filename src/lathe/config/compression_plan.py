@@ -45,7 +45,4 @@ def check_stages(compression: dict[str, Any]) -> None:
     require(not missing, f"{typed} leaves out {', '.join(missing)}: give each method of the run a stage.")
     begins = windows(compression)
     starts = [begins[name][0] for name, node in nodes.items() if node.get("kind") != "distillation"]
-    require(
-        starts == sorted(starts),
-        f"{typed} has a later method in an earlier stage: keep the order {', '.join(nodes)}.",
-    )
+    require(starts == sorted(starts), f"{typed} has a later method in an earlier stage. Order: {', '.join(nodes)}.")

@@ -105,11 +105,11 @@ def _comment(lines: list[str], key: yaml.Node, last: yaml.Node) -> str:
 
 def comments(entries: list[Entry]) -> dict[tuple[str, str], str]:
     """Return the first comment on each key, by (class, argument), or ("", dotted path) where no class takes it."""
-    found: dict[tuple[str, str], str] = {}
+    texts: dict[tuple[str, str], str] = {}
     for entry in entries:
         if entry.comment:
-            found.setdefault((entry.owner, entry.name) if entry.owner else ("", entry.key), entry.comment)
-    return found
+            texts.setdefault((entry.owner, entry.name) if entry.owner else ("", entry.key), entry.comment)
+    return texts
 
 
 def classes_by_key(entries: list[Entry]) -> dict[str, list[str]]:
@@ -124,12 +124,12 @@ def classes_by_key(entries: list[Entry]) -> dict[str, list[str]]:
 
 def group_comments(files: list[Path]) -> dict[str, str]:
     """Return the comment on each group, from the defaults lists of the files of commands."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for path in files:
         text = path.read_text(encoding="utf-8")
         for group, comment in re.findall(r"^  - (?:optional )?(\w+): \S+ +# (.+)", text, flags=re.MULTILINE):
-            found.setdefault(group, comment)
-    return found
+            texts.setdefault(group, comment)
+    return texts
 
 
 def one_line(value: Any) -> str:
@@ -180,8 +180,8 @@ class KeyHelp:
                 word = f"{group}=[{','.join([*LISTS[group], choice])}]" if group in LISTS else f"{group}={choice}"
                 other = KeyHelp(self.folder, self.verb, [*self.overrides, word], self.entries)
                 return f"{other.explain(key)}\n  with    {word}"
-        keys = [*self.schemas, *self.tree, *self.choices, *(f"{above}.{one}" for one in arguments)]
-        same = sorted((one for one in keys if one.endswith(f".{key}")), key=lambda one: one.count("."))
+        keys = [*self.schemas, *self.tree, *self.choices, *(f"{above}.{option}" for option in arguments)]
+        same = sorted((option for option in keys if option.endswith(f".{key}")), key=lambda option: option.count("."))
         hint = f"did you mean {same[0]}?" if same else did_you_mean(key, keys, "--help lists the groups")
         raise UserError(f"--help {key}: unknown key; {hint}")
 
@@ -235,7 +235,8 @@ class KeyHelp:
         ]
         width, values = max(len(name) for name, *_ in rows), min(28, max(len(text) for _, text, _ in rows))
         entry = self._entry(key, value)
-        in_file = {one.key: one.comment for one in self.entries if entry is not None and one.file == entry.file}
+        file = None if entry is None else entry.file
+        in_file = {sibling.key: sibling.comment for sibling in self.entries if sibling.file == file}
         lines = []
         for name, text, schema in rows:
             note = f"  # {in_file[name]}" if key not in self.choices and in_file.get(name) else ""

@@ -33,7 +33,7 @@ _RATES = ("throughput/", "device/", "DeviceStatsMonitor.", "lr-")
 
 def split_of(name: str) -> str | None:
     """Return train, val or test; None for a metric of no split."""
-    return found[1] if (found := SPLIT.match(name)) else None
+    return match[1] if (match := SPLIT.match(name)) else None
 
 
 def without_split(name: str) -> str:
@@ -43,13 +43,13 @@ def without_split(name: str) -> str:
 
 def on_test(name: str) -> str:
     """Return the metric's name on the test split."""
-    return f"test{name[found.end() - 1 :]}" if (found := SPLIT.match(name)) else name
+    return f"test{name[match.end() - 1 :]}" if (match := SPLIT.match(name)) else name
 
 
 def lower_is_better(name: str) -> bool:
     """Guess from the name of a metric: True for test/loss, val/word_error_rate and seconds."""
-    words = re.split(r"[^a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name.rpartition("/")[2]).lower())
-    return (any(map(_LOWER.fullmatch, words)) and not name.endswith("_per_s")) or name.endswith("epoch_s")
+    parts = re.split(r"[^a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name.rpartition("/")[2]).lower())
+    return (any(map(_LOWER.fullmatch, parts)) and not name.endswith("_per_s")) or name.endswith("epoch_s")
 
 
 def is_cost(name: str) -> bool:
@@ -79,8 +79,8 @@ def directions(task: Any, monitor: str | None, mode: str) -> dict[str, str]:
 
     Names have no split.
     """
-    found = {name: "min" if name in task.minimised else "max" for name in task.reported if name not in task.undirected}
-    return found | ({} if monitor is None else {without_split(monitor): mode})
+    modes = {name: "min" if name in task.minimised else "max" for name in task.reported if name not in task.undirected}
+    return modes | ({} if monitor is None else {without_split(monitor): mode})
 
 
 def recorded_direction(result: Mapping[str, Any], name: str) -> str | None:

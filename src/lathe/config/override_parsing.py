@@ -75,7 +75,7 @@ def short_names(keys: Sequence[str]) -> list[str]:
     for key in keys:
         parts = key.split(".")
         endings = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
-        names.append(next((end for end in endings if sum(f".{one}".endswith(f".{end}") for one in keys) == 1), key))
+        names.append(next((end for end in endings if sum(f".{other}".endswith(f".{end}") for other in keys) == 1), key))
     return names
 
 
@@ -92,37 +92,37 @@ def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
     except UserError as error:
         raise UserError(*messages, *error.args) from error
     typed = set(flags.overrides)
-    kept: list[str] = []
+    unique: list[str] = []
     for word in ordered:
-        earlier = next((one for one in kept if one in typed and key_of(one) == key_of(word)), None)
+        earlier = next((other for other in unique if other in typed and key_of(other) == key_of(word)), None)
         if word in typed and earlier is not None:
             if word != earlier and not (word[0] == "+" and earlier[0] == "~"):
                 print(f"{earlier} is replaced by {word}, which was typed later.")
             if NODE.match(value_of(word)):  # Hydra would merge the two
-                kept.remove(earlier)
-        kept.append(word)
-    words: list[str] = []
-    for word in kept:
+                unique.remove(earlier)
+        unique.append(word)
+    translated: list[str] = []
+    for word in unique:
         try:
-            words += _translate_word(word, groups) if word in typed else [word]
+            translated += _translate_word(word, groups) if word in typed else [word]
         except UserError as error:
             messages += error.args
-    overrides = [word for word in words if word in typed or word not in ordered]
+    overrides = [word for word in translated if word in typed or word not in ordered]
     if messages:
         raise InvalidOverrides(messages, overrides)
-    return words
+    return translated
 
 
 # Hydra's flags: -m, --cfg and others
 
 
-def check_flags(words: Sequence[str]) -> argparse.Namespace:
+def check_flags(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the flags of a command line; raise UserError for unknown ones, and for those that are not supported."""
     from hydra._internal.utils import get_args_parser  # not needed for --help
 
     parser = get_args_parser()
     parser.error = _refuse_flag  # type: ignore[method-assign]  # argparse would print its usage and exit
-    flags, rest = parser.parse_known_args(list(words))
+    flags, rest = parser.parse_known_args(list(arguments))
     for word in rest:
         if word.startswith("-"):
             _refuse_flag(word)
@@ -145,11 +145,11 @@ def _refuse_flag(message: str) -> NoReturn:
 # Words that the shell has split, and words of another form
 
 
-def find_split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def find_split_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return a message for each override with missing quotes or spaces around its =, and the other words."""
     messages: list[str] = []
     others: list[str] = []
-    rest = list(words)
+    rest = list(arguments)
     while rest:
         whole = 1  # so many words are one override, whose value has an open bracket
         if value_of(rest[0]).startswith(("[", "{")):
@@ -212,10 +212,12 @@ def _translate_choice(word: str, key: str, sign: str, value: str, groups: Groups
             return [f"{key}=none"]
         swept = split_items(value)
         if not sign and len(swept) > 1 and set(swept) & set(NOTHING):
-            return [f"{key}={','.join('none' if one in NOTHING else one for one in swept)}"]
+            return [f"{key}={','.join('none' if choice in NOTHING else choice for choice in swept)}"]
     elif not sign and value in ("", "[]") and key not in REPLACED:
         raise UserError(f"{word}: expected a choice; choose one of {', '.join(choices)}")
     inside = split_items(value[1:-1]) if value.startswith("[") and value.endswith("]") else []
+    twice = next((item for item in inside if item[0] != "{" and inside.count(item) > 1), None)
+    require(twice is None, f"{word}: {twice} is there twice. Leave one out.")
     if key in SEVERAL:
         require("none" not in inside or len(inside) == 1, f"{word}: leave none out, or use {key}=none.")
     elif key not in REPLACED and len(inside) > 1:
@@ -277,10 +279,10 @@ def expand_nodes(word: str, key: str, value: str, choices: Sequence[str]) -> lis
 def _named(word: str, item: str, choices: Sequence[str]) -> list[tuple[str, str]]:
     """Return names and nodes of a mapping, which is a node or has nodes by name."""
     entries = split_items(item[1:-1])
-    named = [found for entry in entries if (found := _NAMED_NODE.fullmatch(entry)) is not None]
+    named = [match for entry in entries if (match := _NAMED_NODE.fullmatch(entry)) is not None]
     if entries and len(named) == len(entries):
-        return [(found[1], found[2]) for found in named]
-    targets = [found for entry in entries if (found := _TARGET.match(entry)) is not None]
+        return [(match[1], match[2]) for match in named]
+    targets = [match for entry in entries if (match := _TARGET.match(entry)) is not None]
     require(len(targets) == 1, f"{word}: {item} names no class: write {{_target_: package.module.Class, ...}}.")
     name = _WORD_BREAK.sub("_", targets[0][1].split(".")[-1]).lower()
     return [(f"own_{name}" if name in choices else name, item)]  # that file's keys are those of another class
@@ -289,9 +291,9 @@ def _named(word: str, item: str, choices: Sequence[str]) -> list[tuple[str, str]
 def split_items(text: str) -> list[str]:
     """Split at the commas outside of brackets and quotes; [] if one of those is not closed."""
     items, start, brackets, quote = [], 0, list[str](), ""
-    for place, sign in enumerate(text):
+    for position, sign in enumerate(text):
         if quote:
-            quote = "" if sign == quote and text[place - 1] != "\\" else quote
+            quote = "" if sign == quote and text[position - 1] != "\\" else quote
         elif sign in "'\"":
             quote = sign
         elif sign in _BRACKETS:
@@ -299,8 +301,8 @@ def split_items(text: str) -> list[str]:
         elif brackets and sign == brackets[-1]:
             brackets.pop()
         elif sign == "," and not brackets:
-            items.append(text[start:place].strip())
-            start = place + 1
+            items.append(text[start:position].strip())
+            start = position + 1
     return [] if brackets or quote else [item for item in (*items, text[start:].strip()) if item]
 
 

@@ -24,12 +24,13 @@ def axes(strategy: dict[str, Any], world: int) -> Axes:
     A missing key is 1, but for `data`, which takes the remaining processes. One key may be null for that. Raises
     UserError if two are null, or the product is not `world`.
     """
-    given = {key: strategy[key] for key in SIZES if key in strategy}
-    sizes = {"data": None, "tensor": 1, "stages": 1, **given}
+    options = {key: strategy[key] for key in SIZES if key in strategy}
+    sizes = {"data": None, "tensor": 1, "stages": 1, **options}
     rest = [key for key, size in sizes.items() if size is None]
     require(len(rest) < 2, f"strategy.{' and strategy.'.join(rest)} are both null: give one of them a number.")
     fixed = prod(size for size in sizes.values() if size is not None)
-    text = " x ".join(f"strategy.{key}={'null' if size is None else size}" for key, size in given.items()) or "strategy"
+    factors = [f"strategy.{key}={'null' if size is None else size}" for key, size in options.items()]
+    text = " x ".join(factors) or "strategy"
     needs = f"a multiple of {fixed}" if rest else str(fixed)
     require(
         world % fixed == 0 if rest else world == fixed,

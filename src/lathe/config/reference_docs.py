@@ -83,9 +83,9 @@ class Family:
         self.names = ", ".join(f"`{choice.name}`" for choice in choices)
         self.rows: list[Row] = []
         for row in choices[0].rows:
-            same = [one for choice in choices for one in choice.rows if one.key == row.key]
-            meaning = max((one.meaning for one in same), key=len)
-            default = row.default if len({one.default for one in same}) == 1 else ""
+            same = [other for choice in choices for other in choice.rows if other.key == row.key]
+            meaning = max((other.meaning for other in same), key=len)
+            default = row.default if len({other.default for other in same}) == 1 else ""
             self.rows.append(Row(row.key, row.takes, default, meaning))
 
     def section(self, shared: dict[Row, Row]) -> str:
@@ -149,18 +149,18 @@ class Book:
             lines = takewhile(lambda line: line[:1] == "#", path.read_text(encoding="utf-8").splitlines())
             comment = " ".join(line.lstrip("# ") for line in lines if not line.startswith(GLOBAL))
             choices.append(Choice(f"{group}={path.stem}", path.stem, comment, rows, classes))
-            section = {key: one for key, one in section.items() if not (has_names and key in keys)}
+            section = {key: schema for key, schema in section.items() if not (has_names and key in keys)}
         seen = {f"{group}.{row.key}" for choice in choices for row in choice.rows}
-        rest = {key: one for key, one in section.items() if key not in seen}
+        rest = {key: schema for key, schema in section.items() if key not in seen}
         start = "" if has_names else f"{group}."
-        common = [self._row(key, start, one, ("", key), self.entries) for key, one in rest.items()]
+        common = [self._row(key, start, schema, ("", key), self.entries) for key, schema in rest.items()]
         text = self.group_comments.get(group, "")
         intro = f"{text[:1].upper()}{text[1:]}. Keys begin with `{group}.{'<choice>.' * has_names}`."
         return _page(group, intro, common, choices + self._from_elsewhere(group))
 
     def _from_elsewhere(self, group: str) -> list[Choice]:
         """Return the components that only files of other groups choose, such as experiments."""
-        found: list[Choice] = []
+        choices: list[Choice] = []
         for key in (key for key in self.built if key.startswith(f"{group}.")):
             for name in self.built[key]:
                 entries = [entry for entry in self.entries if entry.owner == name]
@@ -168,23 +168,23 @@ class Book:
                     title = f"{key.partition('[')[0]}=[{{_target_: {name}}}]" if "[" in key else key
                     target = next(entry for entry in entries if entry.name == "_target_")
                     prefix = target.key.removesuffix("_target_")
-                    rows = self._component(target, [one for one in entries if one.key.startswith(prefix)], prefix)
-                    found.append(Choice(title, title, "", rows, [] if "[" in key else [name]))
-        return found
+                    rows = self._component(target, [entry for entry in entries if entry.key.startswith(prefix)], prefix)
+                    choices.append(Choice(title, title, "", rows, [] if "[" in key else [name]))
+        return choices
 
     def _component(self, target: Entry, entries: list[Entry], prefix: str) -> list[Row]:
         """Return the keys of a component that a file builds; those of components inside it are separate."""
-        place, name = target.key.removesuffix("_target_"), target.owner
+        path, name = target.key.removesuffix("_target_"), target.owner
         schemas = dict(component_keys(name) or {})
         if name == BUILDER:
             kind = next(canonical(entry.value) for entry in entries if entry.key == "optimizer.kind.path")
             own = definitions()[name]["own"]
-            schemas = {key: one for key, one in schemas.items() if key in own} | {
-                key: one for key, one in (component_keys(kind) or {}).items() if key not in own
+            schemas = {key: schema for key, schema in schemas.items() if key in own} | {
+                key: schema for key, schema in (component_keys(kind) or {}).items() if key not in own
             }
         inside = {entry.key.removesuffix("._target_") for entry in entries if entry.name == "_target_"}
-        rows = [(f"{place}{key}", one) for key, one in schemas.items() if f"{place}{key}" not in inside]
-        return [self._row(key, prefix, one, (name, key.removeprefix(place)), entries) for key, one in rows]
+        rows = [(f"{path}{key}", schema) for key, schema in schemas.items() if f"{path}{key}" not in inside]
+        return [self._row(key, prefix, schema, (name, key.removeprefix(path)), entries) for key, schema in rows]
 
     def _row(self, key: str, prefix: str, schema: Json, owner: tuple[str, str], entries: list[Entry]) -> Row:
         same = [entry for entry in entries if entry.key == key]
@@ -202,10 +202,10 @@ class Book:
             script = "train.py" if command == "train" else f"scripts/{command}.py"
             section, text = definitions()[f"{command}.yaml"], ""
             if command in training_commands() and command != "train":
-                own = {key: one for key, one in section["properties"].items() if key not in train}
+                own = {key: schema for key, schema in section["properties"].items() if key not in train}
                 section, text = {**section, "properties": own}, "Every key of train.py, and:"
             entries = [entry for entry in self.entries if entry.file == f"configs/{command}.yaml"]
-            rows = [self._row(key, "", one, ("", key), entries) for key, one in _flat(section, "")]
+            rows = [self._row(key, "", schema, ("", key), entries) for key, schema in _flat(section, "")]
             if command in MAINTAINERS:
                 file = f"[configs/{command}.yaml](../../configs/{command}.yaml)"
                 text = f"Meanings are in {file}. Keys: {', '.join(row.typed for row in rows)}"
@@ -221,22 +221,23 @@ def _page(name: str, intro: str, common: list[Row], choices: list[Choice]) -> st
     text = f"# {name}\n\n{NOTE}\n\n{intro} Guide: [{guide}](../{guide}).\n\n"
     text += f"```bash\npython {script} {example}\n```\n\n{_list(common)}"
     without = [choice for choice in choices if not choice.rows]
-    text += "".join(f"- `{one.title}`: {_escaped(one.text)}\n" for one in without) + ("\n" if without else "")
+    text += "".join(f"- `{choice.title}`: {_escaped(choice.text)}\n" for choice in without) + "\n" * bool(without)
     members: dict[object, list[Choice]] = {}  # choices with the same keys of the same classes
     for choice in choices:
         is_command = "=" not in choice.title
         same = choice.title if is_command else (frozenset(row.key for row in choice.rows), *choice.classes)
         members.setdefault(same, []).extend([choice] if choice.rows else [])
-    families = [Family(found) for found in members.values() if found]
+    families = [Family(same_keys) for same_keys in members.values() if same_keys]
     defaults: dict[Row, dict[str, str]] = {}  # of each key: by the names of the family
     for family in families:
         for row in family.rows:
             defaults.setdefault(row.bare, {})[family.names] = row.default
     tables: dict[str, list[Row]] = {}
-    for row, found in defaults.items():
-        if len(found) > 1:
-            default = "" if len(set(found.values())) > 1 else next(iter(found.values()))
-            names, others = ", ".join(found), ", ".join(one.names for one in families if one.names not in found)
+    for row, by_names in defaults.items():
+        if len(by_names) > 1:
+            default = "" if len(set(by_names.values())) > 1 else next(iter(by_names.values()))
+            names = ", ".join(by_names)
+            others = ", ".join(family.names for family in families if family.names not in by_names)
             names = min(names, f"all but {others}", key=len) if others else "all choices"
             tables.setdefault(names, []).append(replace(row, default=default))
     for names, rows in tables.items():
@@ -250,17 +251,17 @@ def _page(name: str, intro: str, common: list[Row], choices: list[Choice]) -> st
 
 def _flat(section: Json, prefix: str) -> list[tuple[str, Json]]:
     """Return the dotted keys of a section that are no components and in no other group."""
-    found: list[tuple[str, Json]] = []
-    for name, one in section["properties"].items():
-        schema, key = resolved(one), f"{prefix}.{name}" if prefix else name
+    keys: list[tuple[str, Json]] = []
+    for name, definition in section["properties"].items():
+        schema, key = resolved(definition), f"{prefix}.{name}" if prefix else name
         if name in ("defaults", "hydra") or NODE in (kinds(schema) if schema else ()):
             continue
         sections = _sections(schema)
         if not sections:
-            found.append((key, schema))
-        elif "/*.yaml" not in str(one.get("$ref", "")).replace("~1", "/") and key not in ("precision", "target"):
-            found += _flat(sections[0], key)
-    return found
+            keys.append((key, schema))
+        elif "/*.yaml" not in str(definition.get("$ref", "")).replace("~1", "/") and key not in ("precision", "target"):
+            keys += _flat(sections[0], key)
+    return keys
 
 
 def _sections(schema: Json) -> list[Json]:
@@ -269,9 +270,9 @@ def _sections(schema: Json) -> list[Json]:
 
 def _takes(schema: Json, default: str, meaning: str) -> str:
     """Describe the values that fit, without what the default and the meaning show."""
-    found: dict[str, None] = {}
+    phrases: dict[str, None] = {}
     for kind in kinds(schema) if schema else []:
-        words = [shown(word) for word in kind.get("enum", ()) if shown(word) != default]
+        constants = [shown(word) for word in kind.get("enum", ()) if shown(word) != default]
         if kind == NULL and (default == "null" or "null" in meaning):
             continue
         if kind.get("type") == "boolean" and default in ("true", "false"):
@@ -279,10 +280,11 @@ def _takes(schema: Json, default: str, meaning: str) -> str:
         if "description" in kind and meaning and len(kind["description"].split()) > 4:
             continue
         if "enum" in kind and "description" not in kind:
-            found.update(dict.fromkeys(word for word in words if not re.search(rf"\b{re.escape(word)}\b", meaning)))
+            missing = (word for word in constants if not re.search(rf"\b{re.escape(word)}\b", meaning))
+            phrases.update(dict.fromkeys(missing))
             continue
-        found[_short(kind)] = None
-    return ", ".join(found)
+        phrases[_short(kind)] = None
+    return ", ".join(phrases)
 
 
 def _short(kind: Json) -> str:

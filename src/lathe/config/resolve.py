@@ -50,7 +50,7 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _unresolved(cfg: DictConfig) -> list[str]:
-    found: dict[str, str] = {}
+    messages: dict[str, str] = {}
     for key, value in flatten(OmegaConf.to_container(cfg)).items():
         if value != "???" and "${" not in str(value):
             continue
@@ -63,14 +63,15 @@ def _unresolved(cfg: DictConfig) -> list[str]:
             follows_missing = "while resolving interpolation: Missing mandatory value" in text  # reported where it is
             if not follows_missing:
                 # of a fact that the data lacks, what follows it within the data is reported, not what the net lacks too
-                found.setdefault("a fact" if _missing_fact(error) and text not in found else text, _message(error))
-    return list(found.values())
+                cause = "a fact" if _missing_fact(error) and text not in messages else text
+                messages.setdefault(cause, _message(error))
+    return list(messages.values())
 
 
 def _missing_fact(error: OmegaConfBaseException) -> str:
     """Return what a net has to know of its data and they do not declare; empty for another error."""
-    found = re.search(r"Interpolation key 'data\.(\w+)' not found", str(error))
-    return found[1] if found and str(error.full_key).startswith("model.") else ""
+    match = re.search(r"Interpolation key 'data\.(\w+)' not found", str(error))
+    return match[1] if match and str(error.full_key).startswith("model.") else ""
 
 
 def _message(error: OmegaConfBaseException) -> str:
@@ -84,8 +85,8 @@ def _message(error: OmegaConfBaseException) -> str:
         return text.removeprefix(_OUR_RESOLVER)
     if text.startswith("Missing mandatory value"):
         return f"{key}: a value has to be given, {key}=...; --help {key} says what it takes."
-    if found := re.fullmatch(r"Interpolation key '([\w.]+)' not found", text):
-        return f"{key}: it follows {found[1]}, which is not there; give either."
+    if match := re.fullmatch(r"Interpolation key '([\w.]+)' not found", text):
+        return f"{key}: it follows {match[1]}, which is not there; give either."
     return f"{key}: {text}"
 
 
@@ -100,13 +101,13 @@ def differences(old: dict[str, Any], new: dict[str, Any], ignore: Sequence[str] 
     ]
 
 
-def changes(saved: dict[str, Any], asked: dict[str, Any], run: str, ignore: Sequence[str]) -> list[str]:
+def changes(saved: dict[str, Any], requested: dict[str, Any], run: str, ignore: Sequence[str]) -> list[str]:
     """Return the differences between the saved configuration of a run directory and the configuration asked for.
 
     A path that leads to the run itself is not one: it was typed as logs/latest, which led to another run before.
     """
     own = f" -> {os.path.realpath(run)}"
-    lines = differences(saved, with_absolute_paths(asked), ignore)
+    lines = differences(saved, with_absolute_paths(requested), ignore)
     return [line for line in lines if not re.match(r"\S*(ckpt_path|\.teacher): ", line) or not line.endswith(own)]
 
 
@@ -152,8 +153,8 @@ def set_data_folder(cfg: dict[str, Any], folder: str | None) -> None:
 
 def data_folder_of(cfg: dict[str, Any]) -> str | None:
     """Return the folder of the data, where a configuration names one."""
-    found = [node["folder"] for node in _data_nodes(cfg) if node.get("folder")]
-    return found[0] if found and isinstance(found[0], str) else None
+    folders = [node["folder"] for node in _data_nodes(cfg) if node.get("folder")]
+    return folders[0] if folders and isinstance(folders[0], str) else None
 
 
 def newest_run(path: str, checkpoints: bool = True) -> str:

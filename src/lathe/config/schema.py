@@ -116,11 +116,11 @@ def training_commands() -> list[str]:
 @functools.cache
 def component_keys(name: str) -> dict[str, Json] | None:
     """Return the schema of each argument of a component, by its canonical name; None where the schema has none."""
-    found = definitions().get(name)
-    if found is None or "." not in name or name.endswith(".yaml"):
+    definition = definitions().get(name)
+    if definition is None or "." not in name or name.endswith(".yaml"):
         return None
     left_out = ("_target_", "_partial_", "defaults")
-    return {key: resolved(one) for key, one in found["properties"].items() if key not in left_out}
+    return {key: resolved(schema) for key, schema in definition["properties"].items() if key not in left_out}
 
 
 def takes(node: Mapping[str, Any]) -> dict[str, Json] | None:
@@ -133,7 +133,7 @@ def takes(node: Mapping[str, Any]) -> dict[str, Json] | None:
         return None
     own = set(definitions()[BUILDER].get("own", ()))
     keys = {key: schema for key, schema in (component_keys(BUILDER) or {}).items() if key in own}
-    return keys | {key: {"anyOf": [*kinds(one), NULL]} for key, one in options.items() if key not in own}
+    return keys | {key: {"anyOf": [*kinds(option), NULL]} for key, option in options.items() if key not in own}
 
 
 def _kind(node: Mapping[str, Any]) -> str:
@@ -146,12 +146,12 @@ def own_targets() -> dict[str, str]:
     """Return the modules with the user's export targets, by the name in `@export_target("<name>")`; imports nothing."""
     if SOURCE is None:
         return {}
-    found: dict[str, str] = {}
+    modules: dict[str, str] = {}
     packages = [folder for folder in sorted(SOURCE.iterdir()) if folder.name != "lathe"]
     for file in (file for folder in packages for file in sorted(folder.rglob("*.py"))):
         names = re.findall(r"""^\s*@(?:[\w.]+\.)?export_target\(\s*["'](\w+)["']""", file.read_text(), re.MULTILINE)
-        found |= dict.fromkeys(names, ".".join(file.relative_to(SOURCE).with_suffix("").parts))
-    return found
+        modules |= dict.fromkeys(names, ".".join(file.relative_to(SOURCE).with_suffix("").parts))
+    return modules
 
 
 def problems(
@@ -165,7 +165,7 @@ def problems(
     tree = command_keys(command, cfg)
     for key, value in cfg.items():
         if key in tree:
-            yield from (one for one in _check(tree[key], key, value, saved) if not isinstance(one, Known))
+            yield from (item for item in _check(tree[key], key, value, saved) if not isinstance(item, Known))
         elif key in WHOLE:
             yield key, f"{key}: the chosen file sets no key of the run; it has to begin with the line `{GLOBAL}`."
         elif command in commands() and read is not None and key not in read:
@@ -180,8 +180,8 @@ def problems(
 def key_schemas(cfg: Mapping[str, Any], command: str) -> dict[str, Json]:
     """Return the schema of each key of a configuration that has one, by dotted path. Lists count as single values."""
     tree = command_keys(command, cfg)
-    found = [one for key, value in cfg.items() if key in tree for one in _check(tree[key], key, value, True)]
-    return {one.key: one.schema for one in found if isinstance(one, Known) and "[" not in one.key}
+    results = [result for key, value in cfg.items() if key in tree for result in _check(tree[key], key, value, True)]
+    return {result.key: result.schema for result in results if isinstance(result, Known) and "[" not in result.key}
 
 
 def _check(schema: Json, key: str, value: Any, saved: bool) -> Iterator[Problem | Known]:
@@ -228,7 +228,7 @@ def _node(key: str, value: Mapping[str, Any], sections: list[Json], saved: bool)
 
 
 def _section(section: Json, key: str, value: Mapping[str, Any], saved: bool) -> Iterator[Problem | Known]:
-    keys = {name: resolved(one) for name, one in section["properties"].items() if name != "defaults"}
+    keys = {name: resolved(schema) for name, schema in section["properties"].items() if name != "defaults"}
     more = section.get("additionalProperties")
     for name, item in value.items():
         below = f"{key}.{name}"
@@ -253,8 +253,8 @@ def _missing(section: Json, key: str, value: Mapping[str, Any], saved: bool) -> 
 def _filled_in(key: str, value: Any) -> str | None:
     """Return the message for an argument of Lightning's Trainer that another group gives."""
     group, _, name = key.partition(".")
-    given = group == "trainer" and name in FILLED_IN
-    return f"{key}={shown(value)} is not taken from here: {FILLED_IN[name]}." if given else None
+    is_filled_in = group == "trainer" and name in FILLED_IN
+    return f"{key}={shown(value)} is not taken from here: {FILLED_IN[name]}." if is_filled_in else None
 
 
 def _component(key: str, node: Mapping[str, Any], saved: bool = False) -> Iterator[Problem | Known]:

@@ -257,11 +257,11 @@ def compilation(cfg: Config) -> Iterator[str]:
         "trainer.activation_checkpointing": trainer.get("activation_checkpointing", "none") != "none",
         "compile.regional": options.get("regional") is True,
     }
-    words = [f"{key}={shown(_value_at(cfg, key))}" for key, wrong in is_wrong.items() if wrong]
-    words += ["precision=16-mixed"] if cfg["precision"]["name"] == "16-mixed" else []
+    unsupported = [f"{key}={shown(_value_at(cfg, key))}" for key, wrong in is_wrong.items() if wrong]
+    unsupported += ["precision=16-mixed"] if cfg["precision"]["name"] == "16-mixed" else []
     after_a_step = ("prune", "prune_nm", "prune_structured")
-    words += [f"compression={name}" for name in methods(cfg["compression"]) if name not in after_a_step]
-    for word in words:
+    unsupported += [f"compression={name}" for name in methods(cfg["compression"]) if name not in after_a_step]
+    for word in unsupported:
         yield f"{word} does not work with compile.scope=step, where the step is one function. Use compile.scope=net."
 
 
@@ -274,11 +274,7 @@ def check_compression(cfg: Config) -> None:
     kinds = {name: node["kind"] for name, node in nodes.items()}
     names, ordered = list(nodes), sorted(nodes, key=lambda name: KINDS.index(kinds[name]))
     typed = f"compression=[{','.join(names)}]"
-    require(
-        names == ordered,
-        f"{typed} is out of order: channels are pruned first, then weights, then come integers: write "
-        f"compression=[{','.join(ordered)}].",
-    )
+    require(names == ordered, f"{typed} is out of order: write compression=[{','.join(ordered)}].")
     for kind, what in (("structure", "channels"), ("masks", "weights"), ("quantization", "layers")):
         same = [name for name in names if kinds[name] == kind]
         require(len(same) < 2, f"{typed} has {' and '.join(same)}, which decide over the same {what}: keep one.")
@@ -286,25 +282,17 @@ def check_compression(cfg: Config) -> None:
     require(is_once, f"{typed} quantizes in training and again after it: keep one of them.")
     pruning = ",".join(name for name in names if kinds[name] in ("structure", "masks"))
     frozen = cfg.get("freeze")
-    require(
-        not (frozen and pruning),
-        f"freeze={frozen} keeps parameters as they are, and compression={pruning} would cut them: keep one of them.",
-    )
+    require(not (frozen and pruning), f"freeze={frozen} keeps what compression={pruning} would cut: keep one of them.")
     late = ",".join(name for name in names if kinds[name] == "after" or nodes[name].get("mode") == "gradual")
     trainer, callbacks = cfg.get("trainer", {}), cfg.get("callbacks", {"checkpoint": {}})  # compress.py has none
     is_kept = trainer.get("enable_checkpointing", True) and callbacks.get("checkpoint") is not None
-    require(
-        is_kept or not late or bool(trainer.get("fast_dev_run")),
-        f"compression={late} acts on best.ckpt after training, and this run keeps none: set "
-        "trainer.enable_checkpointing=true and keep callbacks.checkpoint.",
-    )
+    message = f"compression={late} acts on best.ckpt after training, and this run keeps none. Keep checkpoints."
+    require(is_kept or not late or bool(trainer.get("fast_dev_run")), message)
     accepted = cfg["strategy"].get("compressions")
     for name in names:
-        require(
-            accepted is None or kinds[name] in accepted,
-            f"compression={name}: strategy {_class_name(cfg['strategy'])} takes {' and '.join(accepted or []) or 'no'} "
-            "compression; choose another strategy, such as ddp.",
-        )
+        limit = f"strategy {_class_name(cfg['strategy'])} takes {' and '.join(accepted or []) or 'no'} compression"
+        is_accepted = accepted is None or kinds[name] in accepted
+        require(is_accepted, f"compression={name}: {limit}; choose another strategy, such as ddp.")
     check_stages(cfg.get("compression") or {})
 
 

@@ -34,9 +34,9 @@ def validated(part: T) -> T:
     @functools.wraps(part)
     def call(*args: Any, **kwargs: Any) -> Any:
         schemas, wrong = parameter_schemas(part), []
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        for key, schema in ((key, schemas[key]) for key in given if key in schemas):
-            value = plain(given[key])
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        for key, schema in ((key, schemas[key]) for key in arguments if key in schemas):
+            value = plain(arguments[key])
             takes_nodes = any(NODE in (kind, kind.get("items")) for kind in kinds(schema))
             if takes_nodes and (not isinstance(value, dict) or any(map(_is_object, value.values()))):
                 continue  # objects stand for the nodes of a file; the function checks them itself
@@ -63,7 +63,7 @@ def parameter_schemas(part: Callable[..., Any]) -> dict[str, Json]:
     A constructor with `**options` has the parameters of its base classes too, but for the class's `fixed_parameters`,
     and of a TypedDict that `Unpack`s there.
     """
-    found: dict[str, Json] = {}
+    schemas: dict[str, Json] = {}
     functions = [part]
     if inspect.isclass(part):
         functions = [vars(base)["__init__"] for base in part.__mro__[:-1] if "__init__" in vars(base)]
@@ -75,13 +75,13 @@ def parameter_schemas(part: Callable[..., Any]) -> dict[str, Json]:
             if parameter.kind is parameter.VAR_KEYWORD:
                 if typing.get_origin(hint) is typing.Unpack:
                     options = typing.get_type_hints(typing.get_args(hint)[0], include_extras=True)
-                    found.update({key: schema_of(value) for key, value in options.items()})
+                    schemas.update({key: schema_of(value) for key, value in options.items()})
             elif name != "self" and parameter.kind is not parameter.VAR_POSITIONAL:
-                found.setdefault(name, schema_of(hint))
+                schemas.setdefault(name, schema_of(hint))
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             break
     fixed = getattr(part, "fixed_parameters", ())
-    return {name: schema for name, schema in found.items() if name not in fixed}
+    return {name: schema for name, schema in schemas.items() if name not in fixed}
 
 
 def schema_of(annotation: Any) -> Json:

@@ -78,10 +78,10 @@ def _is_text(value: Any) -> bool:
 def kinds(schema: Json) -> list[Json]:
     """Return the alternatives of a schema, each of one type or a list of constants."""
     if "anyOf" in schema:
-        return [kind for one in schema["anyOf"] for kind in kinds(one)]
+        return [kind for alternative in schema["anyOf"] for kind in kinds(alternative)]
     if "const" in schema:
-        kept = {"description": schema["description"]} if "description" in schema else {}
-        return [{"enum": [schema["const"]], **kept}]
+        description = {"description": schema["description"]} if "description" in schema else {}
+        return [{"enum": [schema["const"]], **description}]
     if isinstance(schema.get("type"), list):
         return [NULL if name == "null" else {**schema, "type": name} for name in schema["type"]]
     return [schema]
@@ -91,18 +91,18 @@ def problem(key: str, value: Any, schema: Json) -> str | None:
     """Return the sentence for a value that does not fit its key, or None."""
     if is_valid(value, schema):
         return None
-    words = [str(word) for kind in kinds(schema) for word in kind.get("enum", ())]
-    hint = did_you_mean(value, words, "") if isinstance(value, str) and words else ""
+    constants = [str(word) for kind in kinds(schema) for word in kind.get("enum", ())]
+    hint = did_you_mean(value, constants, "") if isinstance(value, str) and constants else ""
     return f"{key}={shown(value)}: expected {expected(schema)}{f'; {hint}' if hint else '.'}"
 
 
 def expected(schema: Json) -> str:
     """Describe the values that fit: "a whole number from 1 or null"."""
-    found: dict[str, None] = {}
+    phrases: dict[str, None] = {}
     for kind in kinds(schema) if schema else [{}]:
         listed = "enum" in kind and "description" not in kind
-        found.update(dict.fromkeys(map(shown, kind["enum"])) if listed else {_description(kind): None})
-    *first, last = found
+        phrases.update(dict.fromkeys(map(shown, kind["enum"])) if listed else {_description(kind): None})
+    *first, last = phrases
     return f"{', '.join(first)} or {last}" if first else last
 
 

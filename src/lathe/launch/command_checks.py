@@ -72,19 +72,14 @@ def check_command(cfg: DictConfig, resolved: dict[str, Any], cross_checks: Seque
     """Check the configuration of this command: each key, then what keys mean together.
 
     Keys that the schema does not know, of a user's component, need the type of their default.
-
-    Raises:
-        UserError: with one message for each mistake.
     """
     hydra = HydraConfig.get()
     is_sweep = hydra.mode == RunMode.MULTIRUN
     command, choices = str(hydra.job.config_name), hydra.runtime.choices
     # a run's place in its sweep has been taken out of `cfg` by now
     typed = [item for item in typed_overrides() if "sweep" in cfg or not key_of(item).startswith("sweep.")]
-    require(
-        is_sweep or choices.get("launch") != "slurm",
-        "launch=slurm submits the jobs of a sweep. Add -m, or use scripts/slurm/train.sbatch for a single run.",
-    )
+    is_single_job = not is_sweep and choices.get("launch") == "slurm"
+    require(not is_single_job, "launch=slurm submits the jobs of a sweep. Add -m, or use scripts/slurm/train.sbatch.")
     if command in IGNORE_LOG_DIR and not is_sweep:
         unused = next((item for item in typed if key_of(item) == "paths.log_dir"), None)
         require(unused is None, f"{unused} has no effect on {command}.py. Leave it out.")
@@ -99,8 +94,8 @@ def check_command(cfg: DictConfig, resolved: dict[str, Any], cross_checks: Seque
         for key, value in defaults.items():
             if isinstance(value, str) and ("${" in value or value == "???"):
                 try:
-                    found = OmegaConf.select(tree, key)
-                    defaults[key] = OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+                    node = OmegaConf.select(tree, key)
+                    defaults[key] = OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
                 except OmegaConfBaseException:  # without the other overrides
                     defaults[key] = None
     more = [*check_types(unknown, resolved, defaults, command), *unused_keys(typed, resolved)]
@@ -133,8 +128,5 @@ def check_batch_size(cfg: dict[str, Any], world: int) -> None:
     replicas = data_replicas(cfg["strategy"], world)
     processes = f"trainer.devices x trainer.num_nodes = {world}"
     by = processes if replicas == world else f"the {replicas} data replicas of {processes}"
-    require(
-        batch_size is None or batch_size % replicas == 0,
-        f"data.batch_size={batch_size} is the global batch and does not divide by {by}. "
-        f"Choose a multiple of {replicas}.",
-    )
+    problem = f"data.batch_size={batch_size} is the global batch and does not divide by {by}"
+    require(batch_size is None or batch_size % replicas == 0, f"{problem}. Choose a multiple of {replicas}.")

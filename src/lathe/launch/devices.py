@@ -44,8 +44,8 @@ class Nodes:
             return None
         host, _, port = self.endpoint.rpartition(":")
         try:
-            found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
-            family, kind, protocol, _, target = found[0]
+            addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+            family, kind, protocol, _, target = addresses[0]
             with socket.socket(family, kind, protocol) as probe:
                 probe.connect(target)  # sends nothing
                 return str(probe.getsockname()[0])
@@ -63,27 +63,20 @@ def read_nodes(options: dict[str, Any], external: ExternalLaunch | None = None) 
     require(1 <= least <= most, f"launch.nodes={nodes}: expected a number from 1, or min:max such as 2:4.")
     if most == 1:
         require(endpoint is None, f"launch.endpoint={endpoint} has no effect with launch.nodes=1. Leave it out.")
-        require(
-            launch_id is None or external is None,
-            f"launch.id={launch_id} has no effect under torchrun or srun, which name the run. Leave it out.",
-        )
+        message = f"launch.id={launch_id} has no effect under torchrun or srun, which name the run. Leave it out."
+        require(launch_id is None or external is None, message)
         return Nodes(launch_id=None if launch_id is None else str(launch_id))
     if external is not None:
         tasks = external.world_size
         one_each = external.launch_id.startswith("slurm:") and os.environ.get("SLURM_NNODES", str(tasks)) == str(tasks)
-        require(
-            one_each and least <= tasks <= most,
-            f"launch.nodes={nodes} starts the ranks itself, but a launcher started {tasks} processes. Use python, or "
-            "srun with one task on each node.",
-        )
+        problem = f"launch.nodes={nodes} starts the ranks itself, but a launcher started {tasks} processes"
+        require(one_each and least <= tasks <= most, f"{problem}. Use python, or srun with one task on each node.")
         endpoint = endpoint or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         launch_id = launch_id or external.launch_id.replace(":", "-")
     require(launch_id is not None, f"launch.nodes={nodes} requires launch.id, a name that all nodes share.")
     require(endpoint is not None, f"launch.nodes={nodes} requires launch.endpoint=host:port of one of the nodes.")
-    require(
-        least == most or options["max_restarts"] > 0,
-        f"launch.nodes={nodes} continues without a lost node by a restart. Set launch.max_restarts.",
-    )
+    can_restart = least == most or options["max_restarts"] > 0
+    require(can_restart, f"launch.nodes={nodes} continues without a lost node by a restart. Set launch.max_restarts.")
     return Nodes(least, most, str(endpoint), str(launch_id))
 
 
@@ -96,33 +89,23 @@ def count_processes(cfg: dict[str, Any], external: ExternalLaunch | None = None,
     count = _count_cpu_processes(devices) if on_cpu else _count_gpus(accelerator, devices)
     if external is not None:
         world = count * int(trainer["num_nodes"])
-        require(
-            external.world_size == world,
-            f"trainer.devices x trainer.num_nodes = {world}, but the launcher started {external.world_size} processes. "
-            "Make them equal.",
-        )
+        problem = f"trainer.devices x trainer.num_nodes = {world}, but the launcher started {external.world_size} "
+        require(external.world_size == world, f"{problem}processes. Make them equal.")
     else:
         machines = int(trainer["num_nodes"])
-        require(
-            machines in (1, nodes.most),
-            f"trainer.num_nodes={machines}: start a run on several machines with launch.nodes={machines}, or with "
-            "torchrun or srun on each of them.",
-        )
+        message = f"trainer.num_nodes={machines}: start a run on several machines with launch.nodes={machines}."
+        require(machines in (1, nodes.most), message)
     one_process = strategy.get("processes") == "one"
-    require(
-        not (one_process and nodes.several),
-        f"launch.nodes={nodes.most} needs a strategy with a process per device, such as strategy=ddp.",
-    )
+    message = f"launch.nodes={nodes.most} needs a strategy with a process per device, such as strategy=ddp."
+    require(not (one_process and nodes.several), message)
     return 1 if one_process else count
 
 
 def _count_cpu_processes(devices: Any) -> int:
     if isinstance(devices, list):
         # the schema check reports a device that is named twice
-        require(
-            len(set(devices)) < len(devices),
-            f"trainer.devices={devices} are GPU numbers, and this run is on the CPU. Give a number of processes.",
-        )
+        message = f"trainer.devices={devices} are GPU numbers, and this run is on the CPU. Give a number of processes."
+        require(len(set(devices)) < len(devices), message)
         return len(devices)
     count, cores = 1 if devices in ("auto", -1) else int(devices), os.cpu_count() or 1
     most = max(8, CPU_PROCESSES_PER_CORE * cores)
@@ -140,15 +123,11 @@ def _count_gpus(accelerator: str, devices: Any) -> int:
     elif accelerator == "auto" and not available:
         return _count_cpu_processes(devices)
     kind = "TPU" if accelerator == "tpu" else "GPU"
-    require(
-        available > 0,
-        f"trainer.accelerator={accelerator}: no {kind} is visible here. Use trainer.accelerator=cpu or auto.",
-    )
+    message = f"trainer.accelerator={accelerator}: no {kind} is visible here. Use trainer.accelerator=auto."
+    require(available > 0, message)
     if isinstance(devices, list):
-        require(
-            all(isinstance(index, int) and 0 <= index < available for index in devices),
-            f"trainer.devices={devices} has a GPU that is not here. Give numbers from 0 to {available - 1}.",
-        )
+        message = f"trainer.devices={devices} has a GPU that is not here. Give numbers from 0 to {available - 1}."
+        require(all(index < available for index in devices), message)
         return len(devices)
     count = available if devices in ("auto", -1) else int(devices)
     require(count <= available, f"trainer.devices={devices} asks for {count} GPUs, but {available} are here.")

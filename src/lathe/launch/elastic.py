@@ -12,7 +12,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from lathe.errors import Stopped, UserError
 from lathe.files import scratch, uninterrupted
@@ -47,20 +47,14 @@ def call_job(job: str, cfg: dict[str, Any]) -> Any:
     except SystemExit as error:  # without an exit code it would look like success
         if error.code:
             raise
-        raise UserError(
-            "The run ended early because a component called sys.exit(). Raise an exception, or set "
-            "trainer.should_stop=True."
-        ) from error
+        message = "A component called sys.exit(). Raise an exception, or set trainer.should_stop=True."
+        raise UserError(message) from error
 
 
 def run_job(job: str, cfg: dict[str, Any], processes: int, options: dict[str, Any], nodes: Nodes | None = None) -> Any:
     """Run `job` in this process, or in `processes` workers, together with those of the other `nodes`.
 
     Returns rank 0's value; None on a machine without rank 0. `options` is the configuration's `launch` group.
-
-    Raises:
-        UserError: a worker met a user's mistake, or died or timed out with no restart left.
-        Stopped: a signal ended the run, which can be resumed.
     """
     if options.get("threads") == "auto":  # training has chosen its number already
         options["threads"], _ = choose_threads("auto", processes)
@@ -110,37 +104,46 @@ def run_job(job: str, cfg: dict[str, Any], processes: int, options: dict[str, An
             command = run_command("train.py", "resume", run_dir) if run_dir else None
             raise Stopped(signal.Signals(error.sigval).name, command) from error
         except RendezvousError as error:
-            message = f"launch.endpoint={nodes.endpoint} can't be reached. Give host:port of one node, the same on all."
-            if type(error).__name__ == "RendezvousTimeoutError":
-                message = (
-                    f"launch.nodes={options['nodes']}: too few machines at launch.endpoint={nodes.endpoint} after "
-                    f"launch.join_timeout={options['join_timeout']} seconds. Start the same command on all of them."
-                )
-            elif type(error).__name__ == "RendezvousClosedError":
-                message = f"launch.id={nodes.launch_id}: another node ended this run. Start all nodes again."
-            raise UserError(message) from error
+            raise UserError(_explain_rendezvous(error, options, nodes)) from error
         except ChildFailedError as error:
             _raise_outcome(folder)
-            rank, failure = error.get_first_failure()
-            fix = "set launch.max_restarts"
-            if run_dir:
-                fix = f"continue with {shlex.quote(f'resume={quote_value(str(run_dir))}')}, or {fix}"
-            no_restart = f"launch.max_restarts={options['max_restarts']} leaves no restart: {fix}."
-            timeouts = take_timeouts(folder)
-            if timeouts is not None:
-                raise UserError(f"{timeouts} (if it was only slow, raise launch.timeout), and {no_restart}") from error
-            if failure.exitcode == UNGUARDED:
-                raise UserError(
-                    "lathe.train on several devices starts processes that import this script again. Guard the call by "
-                    'if __name__ == "__main__":'
-                ) from None
-            if failure.exitcode < 0 or not failure.message:
-                how = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
-                raise UserError(f"rank {rank} died ({how}) and {no_restart}") from error
-            stack = ""
-            with suppress(OSError, KeyError, TypeError, ValueError):
-                stack = json.loads(Path(failure.error_file).read_text())["message"]["extraInfo"]["py_callstack"]
-            raise RuntimeError(f"rank {rank} failed: {failure.message}\n{stack}") from None
+            _raise_failure(error, folder, run_dir, options["max_restarts"])
+
+
+def _explain_rendezvous(error: Exception, options: dict[str, Any], nodes: Nodes) -> str:
+    """The message for machines that did not meet."""
+    if type(error).__name__ == "RendezvousTimeoutError":
+        return (
+            f"launch.nodes={options['nodes']}: too few machines at launch.endpoint={nodes.endpoint} after "
+            f"launch.join_timeout={options['join_timeout']} seconds. Start the same command on all of them."
+        )
+    if type(error).__name__ == "RendezvousClosedError":
+        return f"launch.id={nodes.launch_id}: another node ended this run. Start all nodes again."
+    return f"launch.endpoint={nodes.endpoint} can't be reached. Give host:port of one node, the same on all."
+
+
+def _raise_failure(error: Any, folder: Path, run_dir: str | None, max_restarts: int) -> NoReturn:
+    """Raise the error for ranks that timed out, died or failed, from torch's ChildFailedError."""
+    rank, failure = error.get_first_failure()
+    fix = "set launch.max_restarts"
+    if run_dir:
+        fix = f"continue with {shlex.quote(f'resume={quote_value(str(run_dir))}')}, or {fix}"
+    no_restart = f"launch.max_restarts={max_restarts} leaves no restart: {fix}."
+    timeouts = take_timeouts(folder)
+    if timeouts is not None:
+        raise UserError(f"{timeouts} (if it was only slow, raise launch.timeout), and {no_restart}") from error
+    if failure.exitcode == UNGUARDED:
+        raise UserError(
+            "lathe.train on several devices starts processes that import this script again. Guard the call by "
+            'if __name__ == "__main__":'
+        ) from None
+    if failure.exitcode < 0 or not failure.message:
+        how = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
+        raise UserError(f"rank {rank} died ({how}) and {no_restart}") from error
+    stack = ""
+    with suppress(OSError, KeyError, TypeError, ValueError):
+        stack = json.loads(Path(failure.error_file).read_text())["message"]["extraInfo"]["py_callstack"]
+    raise RuntimeError(f"rank {rank} failed: {failure.message}\n{stack}") from None
 
 
 def _raise_outcome(folder: Path) -> None:

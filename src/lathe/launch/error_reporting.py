@@ -22,7 +22,7 @@ from lathe.config.help import configuration_folder, help_text, root_names
 from lathe.config.override_parsing import check_flags, translate
 from lathe.errors import BUILDING, PACKAGE, WORKER, Stopped, UserError, source_frames, worker_message
 from lathe.files import disk_sentence
-from lathe.launch.process_group import find_timeout
+from lathe.launch.process_group import find_timeout, is_reported_elsewhere, own_rank
 from lathe.runs.rundir import CONFIG_DIR
 
 FULL_ERROR = "LATHE_FULL_ERROR"
@@ -45,11 +45,11 @@ def report_errors(main: Callable[[], Any]) -> Callable[[], None]:
             os.environ.setdefault(FULL_ERROR, os.environ.get("HYDRA_FULL_ERROR", "0"))
             os.environ["HYDRA_FULL_ERROR"] = "1"
             _warn_of_another_clone(Path(inspect.unwrap(main).__code__.co_filename).resolve())
-            words = sys.argv[1:]
-            if {"-h", "--help"} & set(words):
-                print(help_text([word for word in words if word not in ("-h", "--help")]), flush=True)
+            arguments = sys.argv[1:]
+            if {"-h", "--help"} & set(arguments):
+                print(help_text([word for word in arguments if word not in ("-h", "--help")]), flush=True)
             else:
-                sys.argv[1:] = translate(words, root_names())
+                sys.argv[1:] = translate(arguments, root_names())
                 if any(word.startswith(("--config-d", "-cd")) for word in sys.argv[1:]):
                     folder = check_flags(sys.argv[1:]).config_dir
                     if folder is not None:  # for the commands that this process and its children print
@@ -78,7 +78,7 @@ def _warn_of_another_clone(script: Path) -> None:
     """Warn where `script`, a file of a clone, runs the code of another clone."""
     clone = script.parent.parent if script.parent.name == "scripts" else script.parent
     other = clone / "src" / "lathe"
-    if (other / "__init__.py").is_file() and not other.samefile(PACKAGE) and _is_rank_0():
+    if (other / "__init__.py").is_file() and not other.samefile(PACKAGE) and own_rank() == 0:
         print(
             f"Warning: {script} imports lathe from {PACKAGE}, another clone: pip install -e {clone}, or set "
             f"PYTHONPATH={clone / 'src'}.",
@@ -91,17 +91,17 @@ def _load_dotenv() -> None:
     """Set environment variables from a file .env in the working directory, unless they are set already."""
     from dotenv import dotenv_values  # most projects have no such file
 
-    found = dotenv_values(".env", encoding="utf-8")
-    fresh = {name: value for name, value in found.items() if value is not None and name not in os.environ}
+    variables = dotenv_values(".env", encoding="utf-8")
+    fresh = {name: value for name, value in variables.items() if value is not None and name not in os.environ}
     os.environ.update(fresh)
-    if fresh and _is_rank_0():
+    if fresh and own_rank() == 0:
         print(f".env sets {', '.join(fresh)}.", flush=True)  # never the values, which may be secret
 
 
 def report_error(error: Exception) -> int:
     """Print an error and return the exit code."""
-    if isinstance(error, UserError) and not _is_rank_0():
-        return 1  # rank 0 has the same mistake
+    if isinstance(error, UserError) and is_reported_elsewhere(str(error)):
+        return 1
     if isinstance(error, BrokenPipeError) and hasattr(select, "poll"):  # where the system can say
         poll = select.poll()
         poll.register(1, 0)  # errors are always reported
@@ -111,7 +111,8 @@ def report_error(error: Exception) -> int:
     if explained is None or full_error():
         traceback.print_exception(error)
     else:
-        print(*(f"Error: {message}" for message in explained.args), sep="\n", file=sys.stderr, flush=True)
+        rank = f" of rank {own_rank()}" if own_rank() else ""
+        print(*(f"Error{rank}: {message}" for message in explained.args), sep="\n", file=sys.stderr, flush=True)
     if isinstance(error, Stopped):
         exit_on_next(signal.SIGINT)
         return error.code
@@ -121,10 +122,6 @@ def report_error(error: Exception) -> int:
 def full_error() -> bool:
     """True if the user asked for tracebacks."""
     return os.environ.get(FULL_ERROR) == "1"
-
-
-def _is_rank_0() -> bool:
-    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
 def explain_error(error: BaseException) -> UserError | None:

@@ -51,19 +51,13 @@ class ExternalLaunch:
 
 
 def detect_external_launch() -> ExternalLaunch | None:
-    """The launcher that started this process as one of its ranks; None for a command typed by hand.
-
-    Raises:
-        UserError: the launcher's options leave ranks that can't find one run directory, or each other.
-    """
+    """The launcher that started this process as one of its ranks; None for a command typed by hand."""
     env = os.environ
     if "TORCHELASTIC_RUN_ID" in env and "RANK" in env:
         run_id, world = env["TORCHELASTIC_RUN_ID"], int(env["WORLD_SIZE"])
         if run_id == "none":  # without --rdzv-id the agent's process identifies the launch, on one machine only
-            require(
-                int(env.get("LOCAL_WORLD_SIZE", "1")) == world,
-                "torchrun on several nodes requires --rdzv-id, a name that is the same on all of them.",
-            )
+            is_one_node = int(env.get("LOCAL_WORLD_SIZE", "1")) == world
+            require(is_one_node, "torchrun on several nodes requires --rdzv-id, the same name on all of them.")
             run_id = f"torchrun-{os.getppid()}-{env.get('MASTER_PORT', '')}"
         restarted = int(env.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
         return ExternalLaunch(f"torchrun:{run_id}", int(env["RANK"]), int(env["LOCAL_RANK"]), world, restarted)
@@ -98,10 +92,7 @@ def _horovodrun() -> ExternalLaunch:
     horovodrun itself may run on a machine without ranks.
     """
     env = os.environ
-    require(
-        not env.get("HOROVOD_ELASTIC"),
-        "horovodrun --min-np is not supported. Leave it out, or use launch.nodes=min:max instead.",
-    )
+    require(not env.get("HOROVOD_ELASTIC"), "horovodrun --min-np is not supported. Use launch.nodes=min:max instead.")
     rank, local, world = (int(env[f"HOROVOD_{name}"]) for name in ("RANK", "LOCAL_RANK", "SIZE"))
     store = f"{env['HOROVOD_GLOO_RENDEZVOUS_ADDR']}:{env['HOROVOD_GLOO_RENDEZVOUS_PORT']}"
     meeting = None

@@ -25,6 +25,14 @@ CONNECTION_LOST = re.compile(
 )
 START_TIMEOUT = 300.0  # seconds until all ranks have started
 WRAPPERS = ("wrapper", "wait", "wait_tensor")  # not the names of collectives
+ERROR_PATIENCE = timedelta(seconds=5)  # for rank 0 to report the error that another rank has met
+
+_store: Any = None  # torch's key-value store of the process group
+
+
+def own_rank() -> int:
+    """Return this process's rank as its launcher gives it; 0 for a process that was started by hand."""
+    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
 
 
 def init_process_group(trainer: dict[str, Any], rank: int, world_size: int, local_rank: int, timeout: float) -> None:
@@ -33,6 +41,7 @@ def init_process_group(trainer: dict[str, Any], rank: int, world_size: int, loca
     `trainer` is that group of the configuration: its accelerator and devices choose the backend and this rank's GPU. A
     single rank needs no group.
     """
+    global _store
     import torch
     from torch.distributed import distributed_c10d
     from torch.distributed.rendezvous import rendezvous
@@ -52,11 +61,29 @@ def init_process_group(trainer: dict[str, Any], rank: int, world_size: int, loca
     # A rank that starts late does not hang, so the limit is at least START_TIMEOUT until all have arrived.
     patience = timedelta(seconds=max(timeout, START_TIMEOUT))
     store, _, _ = next(rendezvous("env://", rank, world_size, timeout=patience))
+    _store = store
     if store.add("arrived", 1) == world_size:
         store.set("complete", "1")
     store.wait(["complete"], patience)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
+
+
+def is_reported_elsewhere(message: str) -> bool:
+    """Return whether another rank prints this error: rank 0, or before the process group the first of the machine.
+
+    torch's agent and srun show the output of all ranks, which mostly meet the same error.
+    """
+    rank = own_rank()
+    if _store is None:
+        return rank != 0 and os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) != "0"
+    with suppress(RuntimeError):  # the store was on a rank that has gone, or rank 0 has met no error
+        if rank == 0:
+            _store.set("error", message)
+        else:
+            _store.wait(["error"], ERROR_PATIENCE)
+            return bool(_store.get("error").decode() == message)
+    return False
 
 
 @dataclass(frozen=True)
@@ -85,8 +112,7 @@ def find_timeout(error: BaseException) -> CollectiveTimeout | None:
             milliseconds = float(next(filter(None, timed_out.groups()))) if timed_out else 0.0
             operation, step = _find_collective(cause.__traceback__)
             step = step if step is not None else _find_collective(error.__traceback__)[1]
-            rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
-            return CollectiveTimeout(rank, operation, step, milliseconds / 1000)
+            return CollectiveTimeout(own_rank(), operation, step, milliseconds / 1000)
         cause = cause.__cause__ or cause.__context__
     return None
 
@@ -109,14 +135,14 @@ def _find_collective(trace: TracebackType | None) -> tuple[str, int | None]:
 
 
 def save_timeout(
-    folder: Path, found: CollectiveTimeout, local_ranks: list[int], world_size: int, patience: float = 3.0
+    folder: Path, timeout: CollectiveTimeout, local_ranks: list[int], world_size: int, patience: float = 3.0
 ) -> None:
     """Save for the elastic agent that this rank gave up, and wait a moment for the other local ranks to do the same.
 
     A rank without a file then is the one that did not join.
     """
-    facts = {"timeout": asdict(found), "local_ranks": local_ranks, "world_size": world_size}
-    (folder / f"timeout.{found.rank}.json").write_text(json.dumps(facts))
+    facts = {"timeout": asdict(timeout), "local_ranks": local_ranks, "world_size": world_size}
+    (folder / f"timeout.{timeout.rank}.json").write_text(json.dumps(facts))
     deadline = time.monotonic() + patience
     while len(list(folder.glob("timeout.*"))) < len(local_ranks) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -130,11 +156,11 @@ def take_timeouts(folder: Path) -> str | None:
             saved.append(json.loads(path.read_text()))
         path.unlink()
     waited = sorted(
-        (CollectiveTimeout(**facts["timeout"]) for facts in saved), key=lambda one: (-one.seconds, one.rank)
+        (CollectiveTimeout(**facts["timeout"]) for facts in saved), key=lambda timeout: (-timeout.seconds, timeout.rank)
     )
     if not waited or not waited[0].seconds:
         return None
-    local_ranks, absent = saved[0]["local_ranks"], set(saved[0]["local_ranks"]) - {one.rank for one in waited}
+    local_ranks, absent = saved[0]["local_ranks"], set(saved[0]["local_ranks"]) - {timeout.rank for timeout in waited}
     if absent:
         who = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, sorted(absent)))} did not come"
     elif saved[0]["world_size"] > len(local_ranks):

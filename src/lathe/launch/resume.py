@@ -14,7 +14,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 
-from lathe.config.compression_plan import methods
 from lathe.config.override_parsing import as_typed, key_of
 from lathe.config.resolve import (
     changes,
@@ -40,54 +39,64 @@ def find_run(
     cfg: dict[str, Any], external: ExternalLaunch | None, nodes: Nodes
 ) -> tuple[RunDir | None, dict[str, Any]]:
     """The run to resume or to join, if there is one, and the configuration to use."""
-    log_dir, resume, found = Path(cfg["paths"]["log_dir"]), cfg["resume"], None
-    is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
-    if resume == "auto":
-        require(
-            nodes.launch_id is None,
-            f"resume=auto and launch.id={nodes.launch_id} both look up a run. Leave resume out.",
-        )
-        found = run_discovery.find_unfinished(log_dir, cfg)
-        if found is None:  # a complete run is taken for a job of a sweep that is started again, or without its receipt
-            found = run_discovery.find_complete(log_dir, cfg)
-            if found is not None and not is_sweep and not needs_receipt(found, cfg):
-                print(
-                    f"{found.path} is a complete run of this configuration; resume=auto starts another (-m keeps the "
-                    "first)."
-                )
-                found = None
-        if found is None and not is_sweep and (unlike := run_discovery.find_unlike(log_dir, cfg)) is not None:
-            run, keys = unlike
-            named = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more keys" if len(keys) > 3 else "")
-            print(
-                f"resume=auto: no unfinished run has this configuration; {display_path(run.path)} differs in {named}. "
-                "A new run begins."
-            )
-    elif resume is not None:
+    log_dir, resume = Path(cfg["paths"]["log_dir"]), cfg["resume"]
+    if resume not in (None, "auto"):
         run = open_run(resume, "resume")
         if run.complete:
             _ = run.result  # fails for a damaged file
         else:
             _report_restart(run)
         return run, _relocated(run, _resumed_config(run, resume), cfg)
+    previous = None
+    if resume == "auto":
+        message = f"resume=auto and launch.id={nodes.launch_id} both look up a run. Leave resume out."
+        require(nodes.launch_id is None, message)
+        previous = _find_same(log_dir, cfg)
     elif nodes.launch_id is not None:
-        found = run_discovery.find_launch(log_dir, str(cfg["name"]), nodes.launch_id, unfinished=False)
-        changed = changes(found.config, cfg, str(found.path), NOT_THE_EXPERIMENT) if found else []
-        if found and changed:
-            require(
-                not found.complete,
-                f"launch.id={nodes.launch_id} is the name of {found.path}, which is complete. Choose another.",
-            )
-            print(f"{found.path} keeps its own configuration; this command differs in {'; '.join(changed)}")
+        previous = _find_joined(log_dir, cfg, nodes.launch_id)
     elif external is not None and external.restarted:
-        found = run_discovery.find_launch(log_dir, str(cfg["name"]), external.launch_id)
-    if found is None:
+        previous = run_discovery.find_launch(log_dir, str(cfg["name"]), external.launch_id)
+    if previous is None:
         return None, cfg
-    if nodes.several and not found.complete and not found.last.exists():
-        print(f"Joining {found.path}")
-    elif not found.complete:
-        _report_restart(found)
-    return found, _relocated(found, found.config, cfg)
+    if nodes.several and not previous.complete and not previous.last.exists():
+        print(f"Joining {previous.path}")
+    elif not previous.complete:
+        _report_restart(previous)
+    return previous, _relocated(previous, previous.config, cfg)
+
+
+def _find_same(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
+    """The run that resume=auto continues: an unfinished one of this configuration.
+
+    A complete one is taken for a job of a sweep that is started again, or if it lacks its receipt.
+    """
+    unfinished = run_discovery.find_same(log_dir, cfg)
+    if unfinished is not None:
+        return unfinished
+    is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+    complete = run_discovery.find_same(log_dir, cfg, complete=True)
+    if complete is not None and (is_sweep or complete.lacks_receipt(cfg)):
+        return complete
+    if complete is not None:
+        print(f"{complete.path} is a complete run of this configuration; resume=auto starts another.")
+    unlike = None if is_sweep else run_discovery.find_unlike(log_dir, cfg)
+    if unlike is not None:
+        run, keys = unlike
+        named = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more keys" if len(keys) > 3 else "")
+        print(f"resume=auto: {display_path(run.path)} is unfinished but differs in {named}. A new run begins.")
+    return None
+
+
+def _find_joined(log_dir: Path, cfg: dict[str, Any], launch_id: str) -> RunDir | None:
+    """The run of this launch, which another node has created or an earlier start of the same command."""
+    run = run_discovery.find_launch(log_dir, str(cfg["name"]), launch_id, unfinished=False)
+    changed = changes(run.config, cfg, str(run.path), NOT_THE_EXPERIMENT) if run else []
+    if run and changed:
+        require(
+            not run.complete, f"launch.id={launch_id} is the name of {run.path}, which is complete. Choose another."
+        )
+        print(f"{run.path} keeps its own configuration; this command differs in {'; '.join(changed)}")
+    return run
 
 
 def _report_restart(run: RunDir) -> None:
@@ -104,23 +113,6 @@ def _relocated(run: RunDir, saved: dict[str, Any], cfg: dict[str, Any]) -> dict[
 def resume_overrides(cfg: dict[str, Any]) -> list[str]:
     """The overrides of a command with resume=<run> that its run keeps, since they may have changed it."""
     return [word for word in saved_overrides(cfg) if key_of(word).split(".")[0] not in (*NOT_THE_RUNS, "paths")]
-
-
-def needs_receipt(run: RunDir, cfg: dict[str, Any]) -> bool:
-    """True if the complete run of `cfg` was compressed and ended before its receipt was measured."""
-    compression = cfg.get("compression") or {}
-    wanted = bool(methods(compression)) and compression.get("receipt", "none") != "none"
-    return wanted and run.best.exists() and not (run.path / "receipt.json").exists()
-
-
-def stopping_key(run: RunDir) -> str:
-    """The key whose value ended a complete run, according to its result."""
-    trainer, result = run.known_config["trainer"], run.result
-    epochs, steps = trainer.get("max_epochs"), trainer.get("max_steps", -1)
-    epochs_left = epochs in (None, -1) or result.get("epochs", 0) < epochs
-    if trainer.get("max_time") is not None and epochs_left and result.get("steps") != steps:
-        return "trainer.max_time"
-    return "trainer.max_steps" if result.get("steps") == steps else "trainer.max_epochs"
 
 
 def _resumed_config(run: RunDir, resume: str) -> dict[str, Any]:
@@ -140,7 +132,7 @@ def _resumed_config(run: RunDir, resume: str) -> dict[str, Any]:
             word = f"{word.partition('=')[0]}={as_typed(folder)}"  # it may be relative to another working directory
         own.append(word)
     try:
-        before, asked = (
+        before, requested = (
             with_absolute_paths(resolve(compose(config_name=HydraConfig.get().job.config_name, overrides=overrides)))
             for overrides in (own, own + typed)
         )
@@ -148,15 +140,15 @@ def _resumed_config(run: RunDir, resume: str) -> dict[str, Any]:
         choice = "=".join(str(error.missing_cfg_file).rsplit("/", 1))
         message = f"resume={resume}: the run was started with {choice}, which is missing here. Add its --config-dir."
         raise UserError(message) from error
-    if asked.get("tags") != before.get("tags"):
-        saved["tags"] = asked["tags"]
+    if requested.get("tags") != before.get("tags"):
+        saved["tags"] = requested["tags"]
     if moved:
-        set_data_folder(saved, data_folder_of(asked))
+        set_data_folder(saved, data_folder_of(requested))
     raised, refused = [], []
-    for line in differences(before, asked, NOT_THE_EXPERIMENT):
+    for line in differences(before, requested, NOT_THE_EXPERIMENT):
         group, _, rest = line.split(":", 1)[0].partition(".")
         name = rest.partition(".")[0]
-        old, new = (tree["trainer"].get(name) for tree in (saved, asked))
+        old, new = (tree["trainer"].get(name) for tree in (saved, requested))
         if group == "trainer" and name in ENDS and _is_later(name, old, new):
             saved["trainer"][name] = new
             raised.append(name)
@@ -164,22 +156,14 @@ def _resumed_config(run: RunDir, resume: str) -> dict[str, Any]:
             refused.append(line)
     only_devices = all(re.match(r"trainer\.(devices|num_nodes|accelerator):|strategy\b", line) for line in refused)
     other = f"ckpt_path={resume} ckpt_mode=trainer" if only_devices else f"ckpt_path={resume}"
-    require(
-        not refused,
-        f"resume={resume} keeps the run's own configuration, but the command changes {'; '.join(refused)}. Leave that "
-        f"out, or start a new run with {other}.",
-    )
+    problem = f"resume={resume} keeps the run's own configuration, but the command changes {'; '.join(refused)}"
+    require(not refused, f"{problem}. Leave that out, or start a new run with {other}.")
     if run.complete and raised:
-        end = stopping_key(run)
-        require(
-            end.removeprefix("trainer.") in raised,
-            f"resume={resume}: {end} ended this run, so trainer.{raised[0]} has no effect. Raise {end} as well.",
-        )
-        require(
-            run.last.exists() or not run.result.get("steps"),
-            f"resume={resume}: its checkpoints/last.ckpt is missing. Start a new run from its best weights with "
-            "ckpt_path.",
-        )
+        end = run.stopping_key
+        message = f"resume={resume}: {end} ended this run, so trainer.{raised[0]} has no effect. Raise {end} as well."
+        require(end.removeprefix("trainer.") in raised, message)
+        can_continue = run.last.exists() or not run.result.get("steps")
+        require(can_continue, f"resume={resume}: its checkpoints/last.ckpt is missing. Start a new run with ckpt_path.")
     return saved
 
 

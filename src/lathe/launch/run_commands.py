@@ -94,10 +94,8 @@ def launch_dry_run(cfg: DictConfig, job: str, one_device: bool = False) -> Any:
         make_paths_absolute(cfg)
         resolved = with_absolute_paths(resolve(cfg))
         trust.allow(resolved)
-        require(
-            resolved["resume"] is None,
-            f"resume={resolved['resume']}: {command}.py starts a new run. Leave resume out.",
-        )
+        run = resolved["resume"]
+        require(run is None, f"resume={run}: {command}.py starts a new run. Leave resume out.")
         mode, names = resolved["ckpt_mode"], ",".join(methods(resolved.get("compression") or {}))
         require(mode == "weights", f"ckpt_mode={mode} restores the optimizer's learning rate. Use ckpt_mode=weights.")
         require(not names, f"compression={names} needs a whole run. Leave it out.")
@@ -105,10 +103,8 @@ def launch_dry_run(cfg: DictConfig, job: str, one_device: bool = False) -> Any:
         if resolved["find"]["output"] is None:
             resolved["find"]["output"] = str(Path(resolved["paths"]["log_dir"]) / command / str(resolved["name"]))
         processes = count_processes(resolved)
-        require(
-            processes == 1 or not one_device,
-            f"{command}.py takes one device, and this run has {processes}. Add trainer.devices=1.",
-        )
+        message = f"{command}.py takes one device, and this run has {processes}. Add trainer.devices=1."
+        require(processes == 1 or not one_device, message)
         with raise_on_signal():
             return run_job(job, resolved, processes, resolved["launch"])
     except Exception as error:

@@ -93,23 +93,21 @@ def _prepare_training(cfg: dict[str, Any], task: Task, optimizer: Any, scheduler
     if scheduler is not None:
         with under("scheduler"):
             check_plan(scheduler, task)
-            require(
-                not plan_of(scheduler).waits or cfg["trainer"].get("limit_val_batches") != 0,
-                "scheduler.monitor waits for a validation, and trainer.limit_val_batches=0 leaves them out: drop one "
-                "of the two.",
-            )
+            is_validated = cfg["trainer"].get("limit_val_batches") != 0
+            message = "scheduler.monitor waits for a validation, and trainer.limit_val_batches=0 leaves them out."
+            require(not plan_of(scheduler).waits or is_validated, message)
 
 
 def _with_weight_tensors(node: Any) -> Any:
     """Return a task's node with tensors for lists of class weights, since torch's losses take no lists."""
     if not isinstance(node, dict):
         return node
-    found = {key: _with_weight_tensors(value) for key, value in node.items()}
+    converted = {key: _with_weight_tensors(value) for key, value in node.items()}
     if str(node.get("_target_")).startswith("torch.nn."):
         for key in ("weight", "pos_weight"):
             if isinstance(node.get(key), list):
-                found[key] = {"_target_": "torch.tensor", "data": [float(value) for value in node[key]]}
-    return found
+                converted[key] = {"_target_": "torch.tensor", "data": [float(value) for value in node[key]]}
+    return converted
 
 
 def make_net(model: dict[str, Any]) -> nn.Module:
@@ -151,16 +149,10 @@ def make_schedule(node: dict[str, Any]) -> Any:
 def _check_task_class(kind: Any, target: str) -> None:
     if not inspect.isclass(kind) or issubclass(kind, Task):  # a function may build a task
         return
-    require(
-        not issubclass(kind, LightningModule),
-        f"task._target_={target} is a plain LightningModule, which brings its net: model=lightning "
-        f"model.net={{_target_: {target}}} runs it as it is.",
-    )
-    require(
-        not issubclass(kind, nn.Module),
-        f"task._target_={target} is a net: expected a task such as lathe.tasks.ClassificationTask. Use "
-        f"model.net={{_target_: {target}}}",
-    )
+    node = f"model.net={{_target_: {target}}}"
+    message = f"task._target_={target} is a plain LightningModule: model=lightning {node} runs it as it is."
+    require(not issubclass(kind, LightningModule), message)
+    require(not issubclass(kind, nn.Module), f"task._target_={target} is a net: expected a task. Use {node}.")
     raise UserError(f"task._target_={target}: expected {describe_class(Task)}, got the class {kind.__name__}.")
 
 

@@ -23,18 +23,14 @@ from lathe.tasks.core import core_of
 def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
     """Read a checkpoint that Lathe or Lightning wrote, which the configuration names as `key`.
 
-    The tensors of a file stay on disk until they are used. A sharded folder is put together in memory. Raises UserError
-    if the file is missing, damaged, of another kind, or holds more than plain data.
+    The tensors of a file stay on disk until they are used. A sharded folder is put together in memory.
     """
     if (path / "meta.pt").is_file():
         from lathe.strategies import sharded_files  # takes a second to import, and most checkpoints are files
 
         state = sharded_files.load(path, key=key)
     else:
-        require(
-            path.is_file(),
-            f"{key}={path}: there is no such file; name a run, such as {key}=logs/latest, or one of its checkpoints.",
-        )
+        require(path.is_file(), f"{key}={path}: there is no such file; name a run, such as {key}=logs/latest.")
         state = read_plain(path, key)
     check_digests(state, path, key, parts=("structure",))
     problem = None
@@ -64,21 +60,16 @@ def read_plain(path: Path, key: str) -> Any:
                 damaged = file.testzip()
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError):
         pass  # torn, or in the format of torch before 1.6: torch reports it
-    require(
-        damaged is None,
-        f"{key}={path} is damaged: its record {damaged!a} has another checksum. Use another checkpoint, or a copy of "
-        "this one.",
-    )
+    message = f"{key}={path} is damaged: its record {damaged!a} has another checksum. Use another checkpoint."
+    require(damaged is None, message)
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
-        raise UserError(
-            f"{key}={path} is not a checkpoint of plain tensors, so it is not opened: loading it could run code."
-        ) from error
+        message = f"{key}={path} is not a checkpoint of plain tensors, so it is not opened: loading it could run code."
+        raise UserError(message) from error
     except Exception as error:  # a torn or hostile file can fail in nearly any way
-        raise UserError(
-            f"{key}={path} can't be read as a checkpoint: it is cut off or of another kind; take another."
-        ) from error
+        message = f"{key}={path} can't be read as a checkpoint: it is cut off or of another kind; take another."
+        raise UserError(message) from error
 
 
 def plain_tensor(value: Any) -> bool:
@@ -101,11 +92,8 @@ def restore(net: nn.Module, state: dict[str, Any], key: str, finite: bool = True
         # the range of a fresh observer is infinite, so buffers are checked for NaN only
         bad = [name for name, value in net.named_parameters() if not bool(value.isfinite().all())]
         bad += [name for name, value in net.named_buffers() if bool(value.isnan().any())]
-        require(
-            not bad,
-            f"{key} holds weights that are not finite, {bad[0] if bad else ''} first: take another checkpoint, or "
-            "train again with callbacks.nan_guard.",
-        )
+        first = bad[0] if bad else ""
+        require(not bad, f"{key} holds weights that are not finite, {first} first: take another checkpoint.")
 
 
 def load_weights(net: nn.Module, weights: dict[str, Tensor], key: str) -> None:
@@ -120,9 +108,7 @@ def load_weights(net: nn.Module, weights: dict[str, Tensor], key: str) -> None:
         problems += [f"it has no {name}" for name in own if name not in weights]
         problems += [f"it also has {name}" for name in sorted(weights.keys() - own.keys())]
     if problems:
-        raise UserError(
-            f"{key} does not fit this net: {problems[0]}; choose the model and sizes that it was trained with."
-        )
+        raise UserError(f"{key} does not fit this net: {problems[0]}; choose the model that it was trained with.")
     net.load_state_dict(weights, strict=strict)
 
 

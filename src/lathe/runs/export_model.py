@@ -73,8 +73,8 @@ class ExportModel:
     def activation_bits(self) -> int | None:
         """The fewest bits of quantized activations; None if there are none."""
         names = ("input_quantizer", "other_quantizer")
-        found = [getattr(layer, name, None) for layer in quantized_layers(self.inner).values() for name in names]
-        return min((int(quantizer.bits) for quantizer in found if quantizer is not None), default=None)
+        quantizers = [getattr(layer, name, None) for layer in quantized_layers(self.inner).values() for name in names]
+        return min((int(quantizer.bits) for quantizer in quantizers if quantizer is not None), default=None)
 
     @property
     def takes_any_size(self) -> bool:
@@ -84,8 +84,8 @@ class ExportModel:
     @property
     def other_size(self) -> tuple[int, int] | None:
         """Height and width of the input, if the graph resizes it; None for the net's own size or any."""
-        given = self.net.preprocess.input_size if isinstance(self.net, Shipped) else None
-        return given if isinstance(given, tuple) and given != self.net.preprocess.size else None
+        size = self.net.preprocess.input_size if isinstance(self.net, Shipped) else None
+        return size if isinstance(size, tuple) and size != self.net.preprocess.size else None
 
     def logits_of(self, x: Tensor) -> int:
         """Return the number of logits of a batch."""
@@ -121,11 +121,8 @@ def is_image(cfg: Mapping[str, Any]) -> bool:
 def make_preprocess(cfg: Mapping[str, Any], input_size: Any = None) -> Preprocess:
     """Return the preprocessing of the configuration's images."""
     data = cfg["data"]
-    require(
-        input_size is None or not squashed(data),
-        f"target.input_size={input_size} scales the middle of images, but this run was trained on whole ones "
-        "(data.source.resize=squash): leave it null, and let the server or predict.py scale them.",
-    )
+    message = f"target.input_size={input_size} scales the middle of images, but data.source.resize=squash. Use null."
+    require(input_size is None or not squashed(data), message)
     return Preprocess(data["mean"], data["std"], (data["image_size"], data["image_size"]), input_size)
 
 
@@ -148,16 +145,16 @@ def open_export_model(
     """
     run = open_run(path, key)
     check_input_spec(run.config, path, key)
-    found = opened(ExportModel, run, key, checkpoint, eval_batch_size, data_folder)
-    cfg, net = found.cfg, found.in_numbers(integers)
-    found.facts["classes"] = class_names(cfg)
+    model = opened(ExportModel, run, key, checkpoint, eval_batch_size, data_folder)
+    cfg, net = model.cfg, model.in_numbers(integers)
+    model.facts["classes"] = class_names(cfg)
     prepare = _images if is_image(cfg) else _tokens
-    found.net, found.example = prepare(found.facts, cfg, net, preprocess, input_size)
+    model.net, model.example = prepare(model.facts, cfg, net, preprocess, input_size)
     with torch.no_grad():
-        answer = found.net(found.example)
-    times = found.facts["input"]["shape"][1:2] if answer.dim() == 3 else []
-    found.facts["output"] = {"name": "output", "dtype": "float32", "shape": ["batch", *times, answer.shape[-1]]}
-    return found
+        answer = model.net(model.example)
+    times = model.facts["input"]["shape"][1:2] if answer.dim() == 3 else []
+    model.facts["output"] = {"name": "output", "dtype": "float32", "shape": ["batch", *times, answer.shape[-1]]}
+    return model
 
 
 def _images(
@@ -232,10 +229,10 @@ class CoreModel(ExportModel):
         first = record_calls(self.task, batches, 1)
         require(bool(first), f"target.split={split}: the run's data have no batch there.")
         limit = HELD if samples is None else max(1, -(-samples // first[0].samples()))
-        found = [self.net.tensors_of(call.args, call.kwargs) for call in record_calls(self.task, batches, limit)]
+        inputs = [self.net.tensors_of(call.args, call.kwargs) for call in record_calls(self.task, batches, limit)]
         shapes = [tensor.shape for tensor in self.example]
         fixed = not self.net.has_batch
-        return [each for each in found if [x.shape for x in each] == shapes] if fixed else found
+        return [each for each in inputs if [x.shape for x in each] == shapes] if fixed else inputs
 
     def odd_inputs(self) -> list[tuple[Tensor, ...]]:
         """Return the example in batch sizes that were not traced."""
@@ -271,14 +268,14 @@ def open_core(
         eval_batch_size, data_folder: replace those of the run, unless None.
     """
     run = open_run(path, key)
-    found = opened(CoreModel, run, key, checkpoint, eval_batch_size, data_folder)
-    task: Any = found.task
+    model = opened(CoreModel, run, key, checkpoint, eval_batch_size, data_folder)
+    task: Any = model.task
     file = run.path / EXAMPLE
-    call = Call.load(file) if file.is_file() else record_calls(task, found.data.eval_loader("val"), 1)[0]
-    found.net = FlatCore(found.in_numbers(integers), call.args, call.kwargs)
-    found.net.find_batch()
-    found.net.declare_axes(axes or {})
-    found.example = found.net.example
-    found.facts |= {"module": type(task.net).__name__, "core": task.core_name, "classes": None, "preprocess": None}
-    found.facts |= found.net.describe()
-    return found
+    call = Call.load(file) if file.is_file() else record_calls(task, model.data.eval_loader("val"), 1)[0]
+    model.net = FlatCore(model.in_numbers(integers), call.args, call.kwargs)
+    model.net.find_batch()
+    model.net.declare_axes(axes or {})
+    model.example = model.net.example
+    model.facts |= {"module": type(task.net).__name__, "core": task.core_name, "classes": None, "preprocess": None}
+    model.facts |= model.net.describe()
+    return model

@@ -48,22 +48,17 @@ def is_lightning(cfg: dict[str, Any]) -> bool:
 
 def refuse_lightning_module(kind: Any, key: str) -> None:
     """Raise UserError if `kind`, the class of a task, wraps a user's LightningModule; `key` names its run."""
-    require(
-        not (inspect.isclass(kind) and issubclass(kind, LightningTask)),
-        f"{key}: it has trained a LightningModule as it is, and nobody knows what that takes and answers: use "
-        "scripts/evaluate.py, or lathe.load in Python; written as a task (docs/own_parts.md) it can do this too.",
-    )
+    message = f"{key}: it has trained a LightningModule as it is, whose inputs are not declared. Use lathe.load."
+    require(not (inspect.isclass(kind) and issubclass(kind, LightningTask)), message)
 
 
 def check_input_spec(cfg: dict[str, Any], run: str | Path, key: str = "run") -> None:
     """Raise UserError unless the inputs and outputs of a run's net are known."""
     kind, where = locate(cfg["task"]), f"{key}={run}"
     refuse_lightning_module(kind, where)
-    require(
-        getattr(kind, "predicts", "classes") != "values" or undeclared(cfg["data"]) is None,
-        f"{where}: its task predicts values, and what is exported, served and predicted with here are classes of "
-        "images and tokens: use scripts/evaluate.py, or the net of lathe.load in Python.",
-    )
+    is_declared = getattr(kind, "predicts", "classes") != "values" or undeclared(cfg["data"]) is None
+    message = f"{where}: its task predicts values, and here are classes of images and tokens: use scripts/evaluate.py"
+    require(is_declared, f"{message}, or the net of lathe.load.")
     check_declared(cfg["data"], run)
 
 

@@ -30,8 +30,6 @@ def instantiate(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
     Hydra resolves each target, by its policy of what may be one. The nodes are not converted to OmegaConf and back,
     which took longer than building all components of a run. Arguments are plain lists and dicts: a component that
     stores an OmegaConf node would put it into checkpoints, which then don't open with weights_only=True.
-
-    Raises UserError if the target does not exist, refuses these arguments, or raised one itself.
     """
     return _build({**node, **kwargs} if kwargs else node, key, "all", True, args)
 
@@ -112,15 +110,15 @@ def explain_missing(path: str) -> str | None:
     """
     parent, *names = path.split(".")
     try:
-        found: Any = import_module(parent)
+        owner: Any = import_module(parent)
         for number, name in enumerate(names):
-            if not hasattr(found, name) and not (hasattr(found, "__path__") and find_spec(f"{parent}.{name}")):
-                kind = "module" if inspect.ismodule(found) else "class"
-                public = [word for word in dir(found) if not word.startswith("_")]
+            if not hasattr(owner, name) and not (hasattr(owner, "__path__") and find_spec(f"{parent}.{name}")):
+                kind = "module" if inspect.ismodule(owner) else "class"
+                public = [word for word in dir(owner) if not word.startswith("_")]
                 hint = did_you_mean(name, public, "its file says which names it has")
                 return f"the {kind} {parent} has no {'.'.join(names[number:])}; {hint}"
             parent = f"{parent}.{name}"
-            found = getattr(found, name) if hasattr(found, name) else import_module(parent)
+            owner = getattr(owner, name) if hasattr(owner, name) else import_module(parent)
     except Exception:  # a user's module may raise anything when it is imported
         return None
     return None

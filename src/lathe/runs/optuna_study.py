@@ -56,14 +56,12 @@ def open_storage(folder: Path, address: str | None) -> Any:
         try:
             return optuna.storages.RDBStorage(address, engine_kwargs=waits)
         except Exception as error:
-            if attempt < 4 and any(words in str(error) for words in RACES):
+            if attempt < 4 and any(text in str(error) for text in RACES):
                 time.sleep(0.3)
                 continue
             reason = _LOGIN.sub("", " ".join(str(error).split()))[:200] or type(error).__name__
-            raise UserError(
-                f"sweep.storage={_LOGIN.sub('', str(address))} can't be opened ({reason}): give a database's address, "
-                "such as sqlite:///study.db, or leave it out."
-            ) from error
+            problem = f"sweep.storage={_LOGIN.sub('', str(address))} can't be opened ({reason})"
+            raise UserError(f"{problem}: give a database's address, such as sqlite:///study.db.") from error
 
 
 def study_name(facts: Mapping[str, Any]) -> str:
@@ -71,8 +69,8 @@ def study_name(facts: Mapping[str, Any]) -> str:
 
     It does not depend on the folders of runs and data, so that machines find it by the same command.
     """
-    words = [word for word in facts["words"] if not word.startswith(("paths.", "sweep.storage="))]
-    text = json.dumps([words, facts["sweep"].get("space")], sort_keys=True)
+    overrides = [word for word in facts["words"] if not word.startswith(("paths.", "sweep.storage="))]
+    text = json.dumps([overrides, facts["sweep"].get("space")], sort_keys=True)
     return f"{facts['name']}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
@@ -89,8 +87,8 @@ def open_study(folder: Path, facts: Mapping[str, Any], directions: Sequence[str]
     if directions is None:
         return optuna.load_study(**parts)
     ways = optuna.study.StudyDirection
-    words = [ways.MAXIMIZE if direction == "max" else ways.MINIMIZE for direction in directions]
-    return optuna.create_study(**parts, directions=words, load_if_exists=True)
+    study_directions = [ways.MAXIMIZE if direction == "max" else ways.MINIMIZE for direction in directions]
+    return optuna.create_study(**parts, directions=study_directions, load_if_exists=True)
 
 
 def pruner_of(options: Mapping[str, Any]) -> Any:
@@ -123,12 +121,12 @@ def _build(key: str, options: Mapping[str, Any], names: Mapping[str, str], argum
     if isinstance(node, str):
         return getattr(package, names[node])(**arguments)
     try:
-        made = instantiate(OmegaConf.create({"_convert_": "all", **node}))
+        built = instantiate(OmegaConf.create({"_convert_": "all", **node}))
     except Exception as error:
         raise UserError(f"sweep.{key}={node['_target_']}: {' '.join(str(error).split())[:300]}") from error
     base = getattr(package, f"Base{key.title()}")
-    require(isinstance(made, base), f"sweep.{key}={node['_target_']}: that is no {key} of Optuna's.")
-    return made
+    require(isinstance(built, base), f"sweep.{key}={node['_target_']}: that is no {key} of Optuna's.")
+    return built
 
 
 def prune_now(study: Any, number: int) -> bool:
@@ -141,8 +139,8 @@ def prune_now(study: Any, number: int) -> bool:
 
 def trial_id(study: Any, number: int) -> int:
     """Return the id in the storage of the study's trial `number`."""
-    found: int = study._storage.get_trial_id_from_study_id_trial_number(study._study_id, number)
-    return found
+    number_in_storage: int = study._storage.get_trial_id_from_study_id_trial_number(study._study_id, number)
+    return number_in_storage
 
 
 def is_own(trial: Any, folder: Path) -> bool:

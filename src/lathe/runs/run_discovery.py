@@ -43,16 +43,17 @@ def find_runs(log_dir: Path, name: str) -> list[RunDir]:
     return sorted(runs, key=lambda run: (run.started, run.path.name), reverse=True)
 
 
-def find_unfinished(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
-    """Return the newest run of exactly this configuration without a result.
+def find_same(log_dir: Path, cfg: dict[str, Any], complete: bool = False) -> RunDir | None:
+    """Return the newest run of exactly this configuration: an unfinished one, or a `complete` one.
 
-    Raises UserError if a live process holds it: another run of the same would be a duplicate.
+    Raises UserError if a live process holds the unfinished one: another run of the same would be a duplicate.
     """
     for run in find_runs(log_dir, str(cfg["name"])):
-        if run.complete or not run.readable:
+        if run.complete != complete or not run.readable:
             continue
         if not changes(run.known_config, cfg, str(run.path), NOT_THE_EXPERIMENT):
-            require(not run.busy, f"resume=auto: another process is at {run.path}: wait for it, or leave resume out.")
+            is_busy = not complete and run.busy
+            require(not is_busy, f"resume=auto: another process is at {run.path}: wait for it, or leave resume out.")
             return run
     return None
 
@@ -65,14 +66,6 @@ def find_unlike(log_dir: Path, cfg: dict[str, Any]) -> tuple[RunDir, list[str]] 
             lines = changes(run.known_config, cfg, str(run.path), NOT_THE_EXPERIMENT)
             unlike.append((run, [line.split(":")[0] for line in lines]))
     return min(unlike, key=lambda pair: len(pair[1]), default=None)
-
-
-def find_complete(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
-    """Return the newest complete run of exactly this configuration."""
-    for run in find_runs(log_dir, str(cfg["name"])):
-        if run.complete and run.readable and not changes(run.config, cfg, str(run.path), NOT_THE_EXPERIMENT):
-            return run
-    return None
 
 
 def find_launch(log_dir: Path, name: str, launch_id: str, unfinished: bool = True) -> RunDir | None:
@@ -235,9 +228,9 @@ def is_locked(path: Path) -> bool:
 def seconds_since_write(path: Path) -> float:
     """Return the seconds since a run directory was last written to."""
     newest = 0.0
-    for place in (path, path / "metrics.csv", path / "run.log", path / "checkpoints"):
+    for written in (path, path / "metrics.csv", path / "run.log", path / "checkpoints"):
         with suppress(OSError):
-            newest = max(newest, place.stat().st_mtime)
+            newest = max(newest, written.stat().st_mtime)
     return time.time() - newest
 
 
@@ -276,18 +269,19 @@ def compare_runs(directory: Path, reference: Path) -> list[str]:
     """Return a line for each difference between two run directories: weights, results, metrics and files."""
     import torch  # the rest of this module answers without it
 
-    found = []
+    differences = []
     for name in ("last", "best"):
         files = (path / "checkpoints" / f"{name}.ckpt" for path in (directory, reference))
         mine, theirs = (torch.load(path, map_location="cpu", weights_only=True)["state_dict"] for path in files)
         if mine.keys() != theirs.keys() or not all(torch.equal(mine[key], theirs[key]) for key in mine):
-            found.append(f"weights of {name}.ckpt")
+            differences.append(f"weights of {name}.ckpt")
     ours, other = (json.loads((path / "result.json").read_text()) for path in (directory, reference))
-    kept = [key for key in sorted(ours | other) if not RESULT_TIMES.fullmatch(key.rpartition("/")[2])]
-    changed = [key for key in kept if repr(ours.get(key)) != repr(other.get(key))]
-    found += [f"result.json: {key} {ours.get(key)!r} instead of {other.get(key)!r}" for key in changed]
+    keys = [key for key in sorted(ours | other) if not RESULT_TIMES.fullmatch(key.rpartition("/")[2])]
+    changed = [key for key in keys if repr(ours.get(key)) != repr(other.get(key))]
+    differences += [f"result.json: {key} {ours.get(key)!r} instead of {other.get(key)!r}" for key in changed]
     pairs = itertools.zip_longest(metric_rows(directory), metric_rows(reference))
-    found += [f"metrics.csv: {mine} instead of {theirs}" for mine, theirs in pairs if mine != theirs][:2]
+    differences += [f"metrics.csv: {mine} instead of {theirs}" for mine, theirs in pairs if mine != theirs][:2]
     receipts, expected = ({path.name for path in folder.glob("receipt.*")} for folder in (directory, reference))
-    found += [f"no {name}" for name in sorted(expected - receipts)]
-    return found + [f"left: {path.relative_to(directory)}" for path in directory.rglob(".*") if path.name != ".lock"]
+    differences += [f"no {name}" for name in sorted(expected - receipts)]
+    hidden = [path.relative_to(directory) for path in directory.rglob(".*") if path.name != ".lock"]
+    return differences + [f"left: {path}" for path in hidden]

@@ -21,13 +21,14 @@ from typing import IO, Any
 from hydra.core.hydra_config import HydraConfig
 
 from lathe import trust
+from lathe.config.compression_plan import methods
 from lathe.config.override_parsing import as_typed, key_of
 from lathe.config.resolve import newest_run
 from lathe.config.validate import GROUPS as COMPONENTS
 from lathe.configs import SOURCE
 from lathe.errors import UserError, did_you_mean, require
 from lathe.files import disk_sentence, open_plain, remove, require_plain, sha256, sweep, whole, write_atomically
-from lathe.trust import is_signed, signed_config
+from lathe.trust import signed_config
 from lathe.trust.safe_yaml import as_yaml, read_mapping, read_yaml
 
 GROUPS = ("paths", *COMPONENTS)  # in the configuration of every run
@@ -78,7 +79,9 @@ class RunDir:
     @property
     def signed(self) -> bool:
         """True if config.yaml is as a command of this user wrote it."""
-        return is_signed(self.path)
+        with suppress(UserError, OSError):
+            return trust.read_signed(self.path / "config.yaml", str(self.path))[1]
+        return False
 
     @property
     def config(self) -> dict[str, Any]:
@@ -99,10 +102,7 @@ class RunDir:
 
     @property
     def typed(self) -> list[str]:
-        """The overrides of the command that started the run, then those of its resumes.
-
-        Raises UserError if overrides.yaml is not a list of overrides, or one of them changes Hydra itself.
-        """
+        """The overrides of the command that started the run, then those of its resumes."""
         path, file = self.path / "overrides.yaml", f"{self.where}: its overrides.yaml"
         require(path.is_file(), f"{file} is missing: use a run directory as Lathe wrote it.")
         content = read_yaml(path, file)
@@ -115,7 +115,7 @@ class RunDir:
 
     @property
     def overrides(self) -> list[str]:
-        """The overrides with the last value of each key. Raises as `typed`."""
+        """The overrides with the last value of each key."""
         return last_values(self.typed)
 
     @property
@@ -160,6 +160,22 @@ class RunDir:
         except UserError:
             return True
 
+    @property
+    def stopping_key(self) -> str:
+        """The key whose value ended the complete run, according to its result."""
+        trainer, result = self.known_config["trainer"], self.result
+        epochs, steps = trainer.get("max_epochs"), trainer.get("max_steps", -1)
+        epochs_left = epochs in (None, -1) or result.get("epochs", 0) < epochs
+        if trainer.get("max_time") is not None and epochs_left and result.get("steps") != steps:
+            return "trainer.max_time"
+        return "trainer.max_steps" if result.get("steps") == steps else "trainer.max_epochs"
+
+    def lacks_receipt(self, cfg: dict[str, Any]) -> bool:
+        """True if the complete run of `cfg` was compressed and ended before its receipt was measured."""
+        compression = cfg.get("compression") or {}
+        has_one = bool(methods(compression)) and compression.get("receipt", "none") != "none"
+        return has_one and self.best.exists() and not (self.path / "receipt.json").exists()
+
     def warn_of_changes(self) -> None:
         """Warn about the user's own files that have changed since the run began."""
         now, then = digest_own_files(), self.environment.get("own_files") or {}
@@ -170,11 +186,10 @@ class RunDir:
     def plain(self, name: str, known: dict[str, Any] | None = None) -> Any:
         """Read one of the YAML files without judging the names in it, which must not be built.
 
-        Runs that are given the same `known` share parsed groups, so the returned value must not be changed. Raises
-        UserError if it is not YAML as Lathe writes it, and OSError if it can't be read.
+        Runs that are given the same `known` share parsed groups, so the returned value must not be changed.
         """
-        path, words = self.path / name, f"{self.where}: its {name}"
-        return read_yaml(path, words) if known is None else read_mapping(path, words, known)
+        path, where = self.path / name, f"{self.where}: its {name}"
+        return read_yaml(path, where) if known is None else read_mapping(path, where, known)
 
     def checkpoint(self, name: str, key: str = "") -> Path:
         """Return the path of checkpoint `name`, such as best or last: a file, or the folder of a sharded one.
@@ -196,7 +211,7 @@ class RunDir:
         write_atomically(self.path / "config.yaml", signed_config(text) if signed else text)
 
     @contextmanager
-    def reopened(self, cfg: dict[str, Any], words: Sequence[str] = ()) -> Iterator[None]:
+    def reopened(self, cfg: dict[str, Any], overrides: Sequence[str] = ()) -> Iterator[None]:
         """Make the run unfinished again, with the configuration and the overrides `words` of its resume.
 
         That is undone if an error ends the job before it has written a new metrics.csv.
@@ -208,9 +223,9 @@ class RunDir:
         before, lines = {path: path.read_bytes() for path in saved if path.exists()}, self.path / "metrics.csv"
         mark = lines.exists() and lines.stat().st_mtime_ns  # not the inode, which may be used again
         (self.path / "result.json").unlink(missing_ok=True)
-        if words:
-            kept = [word for word in self.typed if word not in words]
-            write_atomically(self.path / "overrides.yaml", as_yaml([*kept, *words]))
+        if overrides:
+            earlier = [word for word in self.typed if word not in overrides]
+            write_atomically(self.path / "overrides.yaml", as_yaml([*earlier, *overrides]))
         self.save_config(cfg)
         try:
             yield
@@ -234,37 +249,30 @@ class RunDir:
 
     @contextmanager
     def locked(self, shared: bool = False) -> Iterator[None]:
-        """Hold the lock as the function `locked` does, and remove half-written files of killed processes."""
-        with locked(self.path, shared):
-            self.sweep()
-            yield
+        """Hold the lock of the directory for this process, or with `shared` for the other machines of its launch too.
+
+        The kernel releases it however the process ends. Forked children don't hold it: data workers outlive a killed
+        parent by seconds. Half-written files of killed processes are removed.
+        """
+        with open_plain(self.path / ".lock", "a") as file:
+            if sys.platform != "win32":  # which has no flock: two writers are not kept apart
+                import fcntl
+
+                try:
+                    fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                except OSError as error:
+                    message = f"{self.path} is being written to by another process: wait for it, or stop it first."
+                    raise UserError(message) from error
+            _locks.add(file)
+            try:
+                self.sweep()
+                yield
+            finally:
+                _locks.discard(file)
 
     def sweep(self) -> None:
         """Remove the half-written files of killed processes."""
         sweep(self.path, self.path / "checkpoints", self.path / "exports")
-
-
-@contextmanager
-def locked(path: Path, shared: bool = False) -> Iterator[None]:
-    """Hold a run directory for this process, or with `shared` for it and the other machines of its launch.
-
-    The kernel releases the lock however the process ends. Forked children don't hold it: data workers outlive a killed
-    parent by seconds. Raises UserError if another process holds it.
-    """
-    with open_plain(path / ".lock", "a") as file:
-        if sys.platform != "win32":  # which has no flock: two writers are not kept apart
-            import fcntl
-
-            try:
-                fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            except OSError as error:
-                message = f"{path} is being written to by another process: wait for it, or stop it first."
-                raise UserError(message) from error
-        _locks.add(file)
-        try:
-            yield
-        finally:
-            _locks.discard(file)
 
 
 def _release_in_child() -> None:
@@ -283,8 +291,8 @@ def create(
 ) -> RunDir:
     """Create `<log_dir>/<name>/<date>_<time>_<short id>` with config.yaml, overrides.yaml and environment.json.
 
-    `launch_id` is the run's name in an external launcher (torchrun, SLURM), `signed` as in `RunDir.save_config`. Raises
-    UserError if the directory can't be written; nothing is left of it.
+    `launch_id` is the run's name in an external launcher (torchrun, SLURM), `signed` as in `RunDir.save_config`. If it
+    can't be written, nothing is left of it.
     """
     parent = log_dir.absolute() / str(cfg["name"])
     while True:
@@ -327,7 +335,7 @@ def open_run(path: str | Path, key: str, trusted: Sequence[str] = (), look: bool
     """Open the run directory that `key` (such as `resume`) names.
 
     With `look` it is only read, so its configuration may name what may not be built. The packages `trusted` stay
-    trusted in this process. Raises UserError if it is missing, or not a run directory.
+    trusted in this process.
     """
     if trusted:
         trust.allow({"trusted": list(trusted)})
@@ -467,33 +475,33 @@ def quote_value(text: str) -> str:
     return text if re.fullmatch(r"[\w./-]+", text, re.ASCII) else as_typed(text)
 
 
-def rerun_overrides(words: list[str], leaves: dict[str, Any]) -> list[str]:
+def rerun_overrides(overrides: list[str], leaves: dict[str, Any]) -> list[str]:
     """Return the overrides of another run like the one with the overrides `words` and the dotted config `leaves`.
 
     Overrides that name the one run are left out. The runs that it started or learned from have their resolved paths,
     since logs/latest may be another run now.
     """
-    kept = []
-    for word in drop_overrides(last_values(words), "resume", "sweep", "hydra", "launch.id", "paths.run_dir"):
+    rerun = []
+    for word in drop_overrides(last_values(overrides), "resume", "sweep", "hydra", "launch.id", "paths.run_dir"):
         key = key_of(word)
         path = leaves.get(key) if key.endswith(("ckpt_path", "teacher")) else None
-        kept.append(f"{word.partition('=')[0]}={quote_value(path)}" if isinstance(path, str) else word)
-    return kept
+        rerun.append(f"{word.partition('=')[0]}={quote_value(path)}" if isinstance(path, str) else word)
+    return rerun
 
 
-def drop_overrides(words: list[str], *keys: str) -> list[str]:
+def drop_overrides(overrides: list[str], *keys: str) -> list[str]:
     """Return the `words` that set nothing at `keys` or below."""
     return [
         word
-        for word in words
+        for word in overrides
         if not any(key_of(word) == key or key_of(word).startswith((f"{key}.", f"{key}/")) for key in keys)
     ]
 
 
-def last_values(words: list[str]) -> list[str]:
+def last_values(overrides: list[str]) -> list[str]:
     """Return the overrides without those that a later one replaces, as a resume does."""
     return [
         word
-        for i, word in enumerate(words)
-        if word.partition("=")[0] not in {w.partition("=")[0] for w in words[i + 1 :] if w[0] not in "+~"}
+        for i, word in enumerate(overrides)
+        if word.partition("=")[0] not in {w.partition("=")[0] for w in overrides[i + 1 :] if w[0] not in "+~"}
     ]

@@ -12,11 +12,10 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lathe.errors import UserError, require
+from lathe.errors import require
 from lathe.trust import safe_yaml
 from lathe.trust.safe_yaml import read_json
 
@@ -53,8 +52,8 @@ def allow_program(target: str, folder: Path) -> None:
 
 def carried() -> tuple[list[str], dict[str, str]]:
     """Return the trusted names, and the names in the current command by their keys."""
-    found: dict[str, Any] = json.loads(os.environ.get(ENVIRONMENT) or "{}")
-    return found.get("trusted", []), found.get("typed", {})
+    names: dict[str, Any] = json.loads(os.environ.get(ENVIRONMENT) or "{}")
+    return names.get("trusted", []), names.get("typed", {})
 
 
 def names_in(config: Any) -> dict[str, str]:
@@ -103,9 +102,9 @@ def signature(target: str, file: str, hashes: Any) -> str:
 
 def made_here(manifest: dict[str, Any]) -> bool:
     """True if this user has written a manifest, whose hashes were compared with the files before."""
-    found = manifest.get("made")
+    mark = manifest.get("made")
     own = signature(manifest["target"], manifest["file"], manifest["files"])
-    return isinstance(found, str) and hmac.compare_digest(found.encode(), own.encode())
+    return isinstance(mark, str) and hmac.compare_digest(mark.encode(), own.encode())
 
 
 def signed_config(text: str) -> str:
@@ -116,15 +115,8 @@ def signed_config(text: str) -> str:
 def read_signed(path: Path, where: str) -> tuple[Any, bool]:
     """Read YAML as `read_yaml`; also return True if this user has signed the file, and it was not changed since."""
     data = safe_yaml.read_bytes(path, where)
-    text, mark, found = data.rpartition(MARK)
-    return safe_yaml.parse_yaml(data, where), bool(mark) and hmac.compare_digest(found, _config_hash(text) + b"\n")
-
-
-def is_signed(run: Path) -> bool:
-    """True if this user has signed the config.yaml of a run directory."""
-    with suppress(UserError, OSError):
-        return read_signed(run / "config.yaml", str(run))[1]
-    return False
+    text, mark, digest = data.rpartition(MARK)
+    return safe_yaml.parse_yaml(data, where), bool(mark) and hmac.compare_digest(digest, _config_hash(text) + b"\n")
 
 
 def _config_hash(text: bytes) -> bytes:
@@ -145,8 +137,10 @@ def _key() -> bytes:
                 pass
             finally:
                 temporary.unlink()
-        found, key = path.stat(), path.read_bytes()
-        private = not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077)
+        status, key = path.stat(), path.read_bytes()
+        private = not hasattr(os, "getuid") or (
+            status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077
+        )
         if len(key) == LENGTH and private:
             return key
     except (OSError, RuntimeError):  # no home folder, or a read-only disk

@@ -100,11 +100,6 @@ MaxMetric MeanAbsoluteError MeanAbsolutePercentageError MeanMetric MeanSquaredEr
 MetricCollection MinMetric PearsonCorrCoef Perplexity Precision PrecisionRecallCurve R2Score ROC Recall
 SpearmanCorrCoef Specificity StatScores SumMetric
 """
-CLASSIFICATION = """
-AUROC Accuracy AveragePrecision CalibrationError CohenKappa ConfusionMatrix ExactMatch F1Score FBetaScore
-HammingDistance HingeLoss JaccardIndex MatthewsCorrCoef Precision PrecisionRecallCurve ROC Recall Specificity
-StatScores
-"""
 # Not those that take folders or functions (ModelCheckpoint, LambdaCallback, BasePredictionWriter, ...), or pass their
 # arguments to another constructor (WeightAveraging, EMAWeightAveraging).
 CALLBACKS = (
@@ -127,7 +122,7 @@ LIBRARIES = {
     "module": (
         rf"torch\.nn(?:\.modules{MODULES})?\.{_one_of(LAYERS)}",
         rf"torchmetrics(?:\.(?:classification|regression|text|aggregation))?\.{_one_of(METRICS)}",
-        rf"torchmetrics\.classification\.(?:Binary|Multiclass|Multilabel){_one_of(CLASSIFICATION)}",
+        rf"torchmetrics\.classification\.(?:Binary|Multiclass|Multilabel){_one_of(METRICS)}",
     ),
     "scheduler": (rf"torch\.optim\.lr_scheduler\.{_one_of(SCHEDULERS)}",),
     "callback": (rf"lightning\.pytorch\.callbacks{MODULES}\.{_one_of(CALLBACKS)}",),
@@ -155,7 +150,7 @@ def kinds_of(name: str) -> list[str]:
 
 def is_allowed(name: str, kind: str) -> bool:
     """True if any saved configuration may build `name` where a key takes this kind."""
-    return any(_is_listed(name, one) for one in ((kind, *NET_PARTS) if kind == "net part" else (kind,)))
+    return any(_is_listed(name, candidate) for candidate in ((kind, *NET_PARTS) if kind == "net part" else (kind,)))
 
 
 def _is_listed(name: str, kind: str) -> bool:
@@ -238,15 +233,15 @@ def checked_config(path: Path, where: str, kinds: bool = True) -> dict[str, Any]
     trusted, typed = carried()
     if is_signed:  # its names were allowed in a command of this user
         typed = typed | names_in(config)
-    found = list(findings(config, trusted, typed))
-    for key, name, why in found:
-        place = f"`{printable(name)}` at {printable(key)}"
-        require(not why, f"{file} names {place}, {why}: use a run directory as Lathe wrote it.")
-    if found:
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        names = sorted({finding.name for finding in found})[:8]
+    refused = list(findings(config, trusted, typed))
+    for key, name, why in refused:
+        item = f"`{printable(name)}` at {printable(key)}"
+        require(not why, f"{file} names {item}, {why}: use a run directory as Lathe wrote it.")
+    if refused:
+        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        names = sorted({finding.name for finding in refused})[:8]
         raise UserError(
-            f"{file} names `{printable(found[0].name)}` at {printable(found[0].key)}{more}, which a saved "
+            f"{file} names `{printable(refused[0].name)}` at {printable(refused[0].key)}{more}, which a saved "
             f"configuration may not build; if you trust it, add trusted=[{','.join(map(printable, names))}]."
         )
     for key, named in names_in(config).items() if kinds else ():
@@ -276,7 +271,7 @@ def is_user_code(name: str) -> bool:
     if folder is None or package == "lathe" or not rest:
         return False
     path = folder.joinpath(package, *rest[:-1])
-    file = next((one for one in (path.with_suffix(".py"), path / "__init__.py") if one.is_file()), None)
+    file = next((module for module in (path.with_suffix(".py"), path / "__init__.py") if module.is_file()), None)
     if file is None or not file.resolve().is_relative_to(folder):
         return False
     try:
@@ -286,7 +281,7 @@ def is_user_code(name: str) -> bool:
     if spec is None:
         return False
     places = [spec.origin] if spec.origin and spec.has_location else list(spec.submodule_search_locations or [])
-    return bool(places) and all(Path(place).resolve().is_relative_to(folder) for place in places)
+    return bool(places) and all(Path(location).resolve().is_relative_to(folder) for location in places)
 
 
 def wrong_kind(name: str, kind: str, exact: bool) -> str | None:
@@ -298,15 +293,16 @@ def wrong_kind(name: str, kind: str, exact: bool) -> str | None:
     module, _, attribute = name.rpartition(".")
     package = name.split(".")[0]
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        value = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # the user's module may raise anything, and does so again when it is built
         leads_on = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
         return "it is not a class or function of a module" if leads_on and not exact else None
-    if not exact and str(getattr(found, "__module__", None)).split(".")[0] != package:
+    if not exact and str(getattr(value, "__module__", None)).split(".")[0] != package:
         return f"{package} does not define it"
-    if not inspect.isclass(found):
-        return None if callable(found) else "it is neither a class nor a function"
-    bases = tuple(getattr(importlib.import_module(place), base) for place, base in (KINDS[kind][1] if kind else []))
-    if not bases or issubclass(found, bases):
+    if not inspect.isclass(value):
+        return None if callable(value) else "it is neither a class nor a function"
+    named = KINDS[kind][1] if kind else []
+    bases = tuple(getattr(importlib.import_module(base_module), base) for base_module, base in named)
+    if not bases or issubclass(value, bases):
         return None
     return f"it is not a {' or '.join(base.__name__ for base in bases)}"

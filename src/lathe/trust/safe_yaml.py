@@ -53,7 +53,7 @@ def read_mapping(path: Path, where: str, known: dict[str, Any]) -> Any:
         entries = _ENTRY.split(data.decode())[1:]
     except UnicodeDecodeError:
         entries = []
-    found: dict[Any, Any] = {}
+    tree: dict[Any, Any] = {}
     for text in entries:
         if text not in known:
             try:
@@ -61,10 +61,10 @@ def read_mapping(path: Path, where: str, known: dict[str, Any]) -> Any:
             except UserError:  # a mistake of the whole file, or a value over several lines
                 return parse_yaml(data, where)
         entry = known[text]
-        if not _SIMPLE_KEY.match(text) or not isinstance(entry, dict) or len(entry) != 1 or found.keys() & entry.keys():
+        if not _SIMPLE_KEY.match(text) or not isinstance(entry, dict) or len(entry) != 1 or tree.keys() & entry.keys():
             return parse_yaml(data, where)
-        found |= entry
-    return found if entries and data.startswith(entries[0].encode()) else parse_yaml(data, where)
+        tree |= entry
+    return tree if entries and data.startswith(entries[0].encode()) else parse_yaml(data, where)
 
 
 def parse_yaml(data: bytes, where: str) -> Any:

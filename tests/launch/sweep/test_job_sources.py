@@ -30,13 +30,9 @@ def plan(*words: str, params: dict[str, Any] | None = None, **options: Any) -> l
 
 
 def test_every_combination_of_what_is_typed() -> None:
-    found = plan("model=mlp,resnet20", "seed=range(1,3)", "test=false")
-    assert found == [
-        [f"model={model}", f"seed={seed}", "test=false"] for model in ("mlp", "resnet20") for seed in (1, 2)
-    ]
-
-
-def test_axes_come_first_and_what_is_typed_wins() -> None:
+    """Axes come first, and what is typed wins."""
+    words = ("model=mlp,resnet20", "seed=range(1,3)", "test=false")
+    assert plan(*words) == [[f"model={m}", f"seed={n}", "test=false"] for m in ("mlp", "resnet20") for n in (1, 2)]
     assert plan("seed=7", axes={"seed": [1, 2], "data.fold": [0, 1]}) == [
         ["seed=7", "data.fold=0"],
         ["seed=7", "data.fold=1"],
@@ -119,7 +115,7 @@ KEY = "name"
 VALUES: list[Any] = [
     *(0, -3, 0.1, 1e-5, 1e16, -0.0, math.inf, True, False, None),
     *("resnet20", "a b", "1", "1e-3", "true", "null", "None", "it's", 'a "quote"', "a=b,c", "[x]", "{x: 1}", "stem.*"),
-    *("", " x ", "back\\slash", "ends\\", "é", "$HOME", "#1", "a:b", "*", "/a/b-c_d"),
+    *("", " x ", "back\\slash", "ends\\", "é", "$HOME", "#1", "a:b", "*"),
     *(["stem.*"], ["bias", "a b"], [1, 2.5, None, True], [[1, 2], [3]], []),
     *({"a": 1}, {"a": ["b", {"c": None}]}, {}),
 ]

@@ -1,8 +1,8 @@
 """A search: trials train with Optuna's parameters, and Optuna gets the runs' results."""
 
-import binascii
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launch.sweep.test_grid import WORDS, forget_since, jobs, study_of, sweeps
@@ -70,24 +70,6 @@ def test_a_run_that_falls_behind_is_ended_early_and_whole(tmp_path: Path) -> Non
         assert (made.path / "checkpoints" / "best.ckpt").exists()
 
 
-# the numbers of 17 trials in the brackets whose first rung is the first validation, the third, the ninth
-BRACKETS = [1] * 9 + [3] * 5 + [9] * 3
-
-
-@pytest.mark.slow
-def test_hyperband_ends_runs_at_the_rungs_of_their_brackets(tmp_path: Path) -> None:
-    space = "sweep.space={optimizer.lr: {low: 0.001, high: 1, log: true}}"
-    words = (*LONGER, *QUICK, space, "trainer.max_epochs=9", "sweep.trials=12", "sweep.pruner=hyperband")
-    check(run(*words, cwd=tmp_path))
-    (sweep,) = sweeps(tmp_path / "logs")
-    study = study_of(sweep)
-    pruned = [trial for trial in study.trials if trial.state.name == "PRUNED"]
-    assert pruned
-    for trial in pruned:
-        first = BRACKETS[binascii.crc32(f"{study.study_name}_{trial.number}".encode()) % len(BRACKETS)]
-        assert trial.last_step in [rung for rung in (1, 3) if rung >= first]  # the ninth is the run's last anyway
-
-
 @pytest.mark.slow
 def test_a_search_that_was_cut_short_is_resumed_with_more_trials(tmp_path: Path) -> None:
     """The kill came between the start of a trial and its job."""
@@ -104,19 +86,12 @@ def test_a_search_that_was_cut_short_is_resumed_with_more_trials(tmp_path: Path)
     assert points(sweep)[:3] == [*points(alone)[:2], points(alone)[3]]  # a draw depends on the trial's number
 
 
-ENTRIES = {
-    "half a range": {"low": 1},
-    "turned round": {"low": 2, "high": 1},
-    "a strange word": {"lo": 1, "high": 9},
-    "no end": {"low": 1, "high": float("inf")},
-    "twice": [1, 2, 1],
-}
-
-
-@pytest.mark.parametrize("case", ENTRIES)
-def test_a_key_that_can_not_be_drawn_is_refused(case: str) -> None:
+@pytest.mark.parametrize(
+    "entry", [{"low": 1}, {"low": 2, "high": 1}, {"lo": 1, "high": 9}, {"low": 1, "high": float("inf")}, [1, 2, 1]]
+)
+def test_a_key_that_can_not_be_drawn_is_refused(entry: Any) -> None:
     with pytest.raises(UserError, match=r"^sweep\.space\.k="):
-        entry_of("k", ENTRIES[case])
+        entry_of("k", entry)
 
 
 LR = "sweep.space={optimizer.lr: [0.1]}"
@@ -148,14 +123,14 @@ def test_a_mistake_costs_one_line(tmp_path: Path, case: str) -> None:
 def test_a_search_through_submitit(tmp_path: Path) -> None:
     """Two jobs at a time."""
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    grid = ("sweep.space={optimizer.lr: [0.1, 0.3]}", "sweep.sampler=grid", "sweep.repeats={seed: [1, 2]}")
+    grid = ("sweep.space={optimizer.lr: [0.1]}", "sweep.sampler=grid", "sweep.repeats={seed: [1, 2]}")
     done = check(run(*SEARCH, *QUICK, *grid, "hydra/launcher=submitit_local", "sweep.jobs=2", cwd=tmp_path))
     (sweep,) = sweeps(tmp_path / "logs")
     listed, trials = jobs(sweep), study_of(sweep).trials
-    assert [(job["state"], job["tries"]) for job in listed] == [("complete", 1)] * 4
+    assert [(job["state"], job["tries"]) for job in listed] == [("complete", 1)] * 2
     configs = [RunDir(job["run_dir"]).config for job in listed]
     typed = [(config["optimizer"]["lr"], config["seed"]) for config in configs]
-    assert typed == [(0.1, 1), (0.1, 2), (0.3, 1), (0.3, 2)]
+    assert typed == [(0.1, 1), (0.1, 2)]
     reached = [RunDir(job["run_dir"]).result["val/accuracy"] for job in listed]
-    assert [trial.value for trial in trials] == pytest.approx([sum(reached[:2]) / 2, sum(reached[2:]) / 2])
+    assert [trial.value for trial in trials] == pytest.approx([sum(reached) / 2])
     assert "Best " in done.stdout

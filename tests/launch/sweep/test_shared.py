@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sqlite3
 import time
 from pathlib import Path
 from typing import Any
@@ -87,15 +86,3 @@ def test_a_machine_that_is_killed_takes_its_trial_up_again(tmp_path: Path) -> No
     assert (job["number"], job["state"], Path(job["run_dir"])) == (0, "complete", begun)
     assert [trial.state.name for trial in trials(tmp_path)] == ["COMPLETE"] * 3
     assert trials(tmp_path)[0].value == RunDir(begun).result["val/accuracy"]
-
-
-@pytest.mark.slow
-def test_the_points_of_a_grid_are_shared_out(tmp_path: Path) -> None:
-    words = [word for word in SEARCH if not word.startswith("sweep.s")]
-    grid = (*words, *QUICK, "sweep.space={seed: [1, 2]}", "sweep.sampler=grid", storage(tmp_path))
-    check(run(*grid, f"paths.log_dir={tmp_path / 'one'}", cwd=tmp_path))
-    with sqlite3.connect(tmp_path / "study.db") as base:  # as if the last had not been started
-        base.execute("delete from trials where number = 1")
-    check(run(*grid, f"paths.log_dir={tmp_path / 'two'}", cwd=tmp_path))
-    assert [trial.params["seed"] for trial in trials(tmp_path)] == [1, 2]
-    assert numbers(tmp_path / "two") == [1]

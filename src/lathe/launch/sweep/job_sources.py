@@ -27,16 +27,14 @@ LESS = (*COSTS, "latency", "seconds", "parameters", "steps")  # lower is better
 
 
 def planned(
-    words: Sequence[str], options: Mapping[str, Any], params: Mapping[str, Any], loader: Any
+    overrides: Sequence[str], options: Mapping[str, Any], params: Mapping[str, Any], loader: Any
 ) -> list[list[str]]:
     """Return the overrides of every job of a grid, list or ablation, in order."""
     removed, axes = options["remove"] or [], options["axes"] or {}
     for word in removed:
-        require(
-            word in words,
-            f"sweep.remove={word}: that was not typed; {did_you_mean(word, words, 'type it beside sweep.remove')}.",
-        )
-    typed = {key_of(word): word for word in words}
+        hint = did_you_mean(word, overrides, "type it too")
+        require(word in overrides, f"sweep.remove={word}: that was not typed; {hint}.")
+    typed = {key_of(word): word for word in overrides}
     for key in axes:
         if key in typed:
             print(f"sweep.axes.{key} is replaced by {typed[key]}.", flush=True)
@@ -47,16 +45,13 @@ def planned(
         more = shlex.split(run) if isinstance(run, str) else list(run)
         wrong = next((word for word in more if "=" not in word and not word.startswith("~")), None)
         require(wrong is None, f"sweep.runs={run}: {wrong} is no override, such as model=mlp.")
-        command = [*words, *more]
+        command = [*overrides, *more]
         for variant in (command, *([item for item in command if item != word] for word in removed)):
             values = {}  # of a repeated key, the last counts
             for item in OverridesParser.create(config_loader=loader).parse_overrides([*first, *variant]):
                 key, several = item.get_key_element(), item.is_sweep_override()
-                require(
-                    not several or item.is_discrete_sweep(),
-                    f"{item.input_line} names no values: give some, such as 0.1,0.01, or search it with sweep=optuna "
-                    "'sweep.space={" + item.key_or_group + ": {low: ..., high: ...}}'.",
-                )
+                message = f"{item.input_line} names no values: give some, such as 0.1,0.01, or use sweep=optuna."
+                require(not several or item.is_discrete_sweep(), message)
                 points = item.sweep_string_iterator() if several else ()
                 values[key] = [f"{key}={value}" for value in points] if several else [str(item.input_line)]
                 require(bool(values[key]), f"{item.input_line}: no choice has that name: write the choices by commas.")
@@ -85,7 +80,7 @@ class Listed:
                 is_lower = lower_is_better(name) if is_lower is None else is_lower
                 self.names, self.directions = [name], ["min" if is_lower else "max"]
         shared = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
-        self.labels = [" ".join(word for word in words if word not in shared) or "as it is" for words in jobs]
+        self.labels = [" ".join(word for word in overrides if word not in shared) or "as it is" for overrides in jobs]
 
     def prepare(self, folder: SweepDir) -> None:
         """Open the study, and add a trial for each job that has none or has failed."""
@@ -157,16 +152,16 @@ class Search(Listed):
     `compose` composes the configuration of overrides, and `cfg` is a job's configuration.
     """
 
-    def __init__(self, compose: Any, words: list[str], options: dict[str, Any], cfg: Any) -> None:
-        self.words, self.options, self.storage = words, options, options["storage"]
+    def __init__(self, compose: Any, overrides: list[str], options: dict[str, Any], cfg: Any) -> None:
+        self.words, self.options, self.storage = overrides, options, options["storage"]
         if self.storage:  # before anything is written
             open_storage(Path(), self.storage)
         self.space = space_of(options["space"])
-        for word_typed in words:
+        for word_typed in overrides:
             key = key_of(word_typed)
             if key in self.space and not self.space[key].when:
                 print(f"{word_typed} is replaced by sweep.space.{key}.", flush=True)
-        self.repeats = repeats_of(options["repeats"], words, self.space)
+        self.repeats = repeats_of(options["repeats"], overrides, self.space)
         self.grid: list[dict[str, Any]] = []
         if options["sampler"] == "grid":
             values = [all_values(key, entry) for key, entry in self.space.items()]
@@ -185,11 +180,8 @@ class Search(Listed):
         self.hopeless = False  # no trial can have a value
         self.names, self.directions = objectives_of(options, cfg)
         sampler_of(options, 0)  # raises for a class that is none
-        require(
-            len(self.directions) == 1 or options["pruner"] == "none",
-            f"sweep.pruner={shown(options['pruner'])} compares runs by one number, and sweep.objectives names "
-            f"{len(self.directions)}: set sweep.pruner=none.",
-        )
+        message = f"sweep.pruner={shown(options['pruner'])} compares one objective. Set sweep.pruner=none."
+        require(len(self.directions) == 1 or options["pruner"] == "none", message)
         self.compares = check_pruner(options, len(self.repeats))
 
     def prepare(self, folder: SweepDir) -> None:
@@ -291,15 +283,15 @@ class Search(Listed):
 
         for trial in best[:5]:
             values = ", ".join(f"{value:.4g}" for value in trial.values)
-            words = " ".join(word(key, value, self.space.get(key)) for key, value in trial.params.items())
+            point = " ".join(word(key, value, self.space.get(key)) for key, value in trial.params.items())
             which = f"job {trial.number}" if count == 1 else f"trial {trial.number}, mean of {count}"
-            print(f"Best {', '.join(self.names)}, {values}: {which}, {words}")
+            print(f"Best {', '.join(self.names)}, {values}: {which}, {point}")
         if failed and complete:
             first = f"the first of them trial {failed[0].number}"
             print(f"{len(failed)} of {len(trials)} trials failed, {first}. They are not tried again.")
         for trial in running:
-            place = trial.user_attrs.get("place")
-            print(f"Trial {trial.number} runs at {place}, or was ended there: the same command there resumes it.")
+            machine = trial.user_attrs.get("place")
+            print(f"Trial {trial.number} runs at {machine}, or was ended there: the same command there resumes it.")
         if {job.trial for job in jobs} == {job.trial for job in jobs if job.state == "failed"}:
             refuse(failures(jobs, "No trial is left to go by."))
 
@@ -309,9 +301,9 @@ def failures(jobs: Sequence[Job], way: str) -> list[str]:
     failed = [job for job in jobs if job.state == "failed"]
     if not failed:
         return []
-    told = str(failed[0].sentence)
-    told = told if told.endswith("?") else f"{told.rstrip('.')}."
-    return [f"{len(failed)} of {len(jobs)} jobs failed, the first of them ({failed[0].label}) with: {told} {way}"]
+    reason = str(failed[0].sentence)
+    reason = reason if reason.endswith("?") else f"{reason.rstrip('.')}."
+    return [f"{len(failed)} of {len(jobs)} jobs failed, the first of them ({failed[0].label}) with: {reason} {way}"]
 
 
 def _begun(trials: Sequence[Any]) -> int:
@@ -321,12 +313,13 @@ def _begun(trials: Sequence[Any]) -> int:
 
 def objectives_of(options: Mapping[str, Any], cfg: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Return the objectives of runs of `cfg`, and max or min for each; raise UserError if unknown."""
-    asked, (own, _) = options["directions"], objective_of(cfg)
+    directions, (own, _) = options["directions"], objective_of(cfg)
     names = list(options["objectives"] or ([] if own is None else [own]))
     require(bool(names), "sweep.objectives: the run names none: set objective= to a metric, and sweep.directions.")
-    if asked != "auto":
-        listed = [asked] * len(names) if isinstance(asked, str) else list(asked)
-        require(len(listed) == len(names), f"sweep.directions={shown(asked)}: expected one for each of {shown(names)}.")
+    if directions != "auto":
+        listed = [directions] * len(names) if isinstance(directions, str) else list(directions)
+        message = f"sweep.directions={shown(directions)}: expected one for each of {shown(names)}."
+        require(len(listed) == len(names), message)
         return names, listed
     minimised = {name: True if name in LESS else objective_of({**cfg, "objective": name})[1] for name in names}
     unknown = next((name for name, lower in minimised.items() if lower is None), None)
@@ -338,16 +331,16 @@ def reached(job: Job, names: Sequence[str] | None) -> list[float]:
     """Return the values of a complete job's run, or its own objective without `names`; raise if one is missing."""
     if not names and job.objective is not None:
         return [float(job.objective)]
-    found: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     if job.run_dir is not None:
         run = RunDir(job.run_dir)
         costs = cost_of(run.receipt if (run.path / "receipt.json").exists() else {})
-        found = {**(run.result if run.complete else {}), **costs, "latency": costs["latency_ms"]}
-    missing = [name for name in names or ["objective"] if found.get(name) is None]
-    known = sorted(name for name, value in found.items() if isinstance(value, float) and name != "objective")
+        metrics = {**(run.result if run.complete else {}), **costs, "latency": costs["latency_ms"]}
+    missing = [name for name in names or ["objective"] if metrics.get(name) is None]
+    known = sorted(name for name, value in metrics.items() if isinstance(value, float) and name != "objective")
     hint = did_you_mean(missing[0], known) if missing else ""
     require(not missing, f"its run has no {' and no '.join(missing)}; {hint}")
-    return [float(found[name]) for name in names or ()]
+    return [float(metrics[name]) for name in names or ()]
 
 
 # -- the space of a search
@@ -378,10 +371,10 @@ def word(key: str, value: Any, entry: Entry | None = None) -> str:
     return f"{key}={value if bare else as_typed(value)}"
 
 
-def brief(words: Sequence[str]) -> str:
+def brief(overrides: Sequence[str]) -> str:
     """Return overrides for a table, with four significant digits of numbers that are not whole."""
     pairs = []
-    for key, _, value in (word.partition("=") for word in words):
+    for key, _, value in (word.partition("=") for word in overrides):
         with suppress(ValueError):
             value = value if value.lstrip("-").isdigit() else f"{float(value):.4g}"
         pairs.append(f"{key}={value}")
@@ -391,25 +384,23 @@ def brief(words: Sequence[str]) -> str:
 def space_of(space: Mapping[str, Any]) -> dict[str, Entry]:
     """Return `sweep.space`, checked. An entry may depend on the value of a key before it."""
     require(bool(space), "sweep.space is empty: name a key and its values, {optimizer.lr: [0.1, 0.3]}.")
-    found: dict[str, Entry] = {}
-    for key, given in space.items():
-        entry = entry_of(key, given)
+    entries: dict[str, Entry] = {}
+    for key, value in space.items():
+        entry = entry_of(key, value)
         for other, wanted in entry.when.items():
-            require(
-                other in found and wanted in (found[other].choices or [wanted]),
-                f"sweep.space.{key}.when: no key of sweep.space above it has {other}={shown(wanted)}.",
-            )
-        found[key] = entry
-    return found
+            is_above = other in entries and wanted in (entries[other].choices or [wanted])
+            require(is_above, f"sweep.space.{key}.when: no key of sweep.space above it has {other}={shown(wanted)}.")
+        entries[key] = entry
+    return entries
 
 
-def entry_of(key: str, given: Any) -> Entry:
+def entry_of(key: str, content: Any) -> Entry:
     """Return one key's entry in `sweep.space`; raise UserError if Optuna can't draw from it."""
     import optuna
 
-    name, part = f"sweep.space.{key}={shown(given)}", key_of(f"{key}=").split(".")[0]
+    name, part = f"sweep.space.{key}={shown(content)}", key_of(f"{key}=").split(".")[0]
     require(part not in NOT_THE_EXPERIMENT, f"{name}: {part} is not a part of an experiment.")
-    entry: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"values": given}
+    entry: dict[str, Any] = dict(content) if isinstance(content, Mapping) else {"values": content}
     when = {other: _plain(value) for other, value in (entry.pop("when", None) or {}).items()}
     listed = entry.get("values")
     kinds = optuna.distributions
@@ -449,11 +440,11 @@ def _exact(value: float) -> float:
     return value if isinstance(value, int) else float(f"{value:.12g}")
 
 
-def repeats_of(values: Mapping[str, Any] | None, words: Sequence[str], space: Iterable[str]) -> list[list[str]]:
+def repeats_of(values: Mapping[str, Any] | None, overrides: Sequence[str], space: Iterable[str]) -> list[list[str]]:
     """Return the overrides of each run of a trial; one run without overrides if sweep.repeats is None."""
     if values is None:
         return [[]]
-    typed = [*space, *map(key_of, words)]
+    typed = [*space, *map(key_of, overrides)]
     both = next((key for key in values if key in typed), None)
     require(both is None and bool(values), f"sweep.repeats={shown(values)}: name keys that are not set otherwise.")
     return [[word(*item) for item in zip(values, point, strict=True)] for point in itertools.product(*values.values())]
@@ -470,9 +461,6 @@ def check_pruner(options: Mapping[str, Any], count: int) -> bool:
         require(alone, f"{name} compares single runs, and each trial has {count}: choose wilcoxon or none.")
         return False
     least = math.floor(-math.log2(built._p_threshold)) + 1  # repeats that all fall behind have p = 2 ** -least
-    require(
-        count > least,
-        f"{name} can end a trial after {least} runs at the earliest, and sweep.repeats has {count}: give "
-        f"{least + 1} or more, or choose none.",
-    )
+    message = f"{name} can end a trial after {least} runs, and sweep.repeats has {count}. Give {least + 1} or more."
+    require(count > least, message)
     return True

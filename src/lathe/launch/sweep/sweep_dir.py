@@ -69,12 +69,12 @@ class SweepDir:
     def facts(self) -> dict[str, Any]:
         """The content of sweep.yaml."""
         try:
-            found: Any = OmegaConf.to_container(OmegaConf.load(self.path / "sweep.yaml"))
-            good = found["format"] == FORMAT
+            content: Any = OmegaConf.to_container(OmegaConf.load(self.path / "sweep.yaml"))
+            good = content["format"] == FORMAT
         except Exception as error:  # a damaged YAML file can raise nearly anything
             raise UserError(f"{self.path} is not a sweep: its sweep.yaml can't be read.") from error
         require(good, f"{self.path} is a sweep of another version, which can't be resumed.")
-        return {str(key): value for key, value in found.items()}
+        return {str(key): value for key, value in content.items()}
 
     def open(self, directions: Sequence[str]) -> None:
         """Open the study, or create it with a direction, max or min, for each objective."""
@@ -95,13 +95,13 @@ class SweepDir:
 
     def jobs(self) -> list[Job]:
         """Return the jobs so far, by number."""
-        found = {}
+        jobs = {}
         for trial in self.trials():
-            told = trial.user_attrs if is_own(trial, self.path) else {}
-            for repeat, (number, overrides, label) in enumerate(told.get("jobs", ())):
-                found[number] = Job(number, overrides, label, trial.number, repeat, **told.get(f"job{repeat}", {}))
-                found[number].run_dir = told.get(f"run_dir{repeat}") or found[number].run_dir
-        return [found[number] for number in sorted(found)]
+            attributes = trial.user_attrs if is_own(trial, self.path) else {}
+            for repeat, (number, overrides, label) in enumerate(attributes.get("jobs", ())):
+                jobs[number] = Job(number, overrides, label, trial.number, repeat, **attributes.get(f"job{repeat}", {}))
+                jobs[number].run_dir = attributes.get(f"run_dir{repeat}") or jobs[number].run_dir
+        return [jobs[number] for number in sorted(jobs)]
 
     def job(self, number: int) -> Job:
         return next(job for job in self.jobs() if job.number == number)
@@ -162,27 +162,23 @@ def best_job(jobs: Sequence[Job], directions: Sequence[str]) -> Job | None:
 def find_sweep(log_dir: Path, resume: str | None, identity: dict[str, Any]) -> SweepDir | None:
     """Return the sweep of `resume`, or the newest unfinished one of the same command."""
     if resume is not None:
-        found = SweepDir(Path(resume).resolve())
-        require(
-            (found.path / "sweep.yaml").is_file(),
-            f"sweep.resume={resume} is not the directory of a sweep: name one of {log_dir / 'sweeps'}.",
-        )
-        before = found.facts["words"]
-        require(
-            before == identity["words"],
-            f"sweep.resume={resume} is the sweep of {' '.join(before) or 'no overrides'}: type these alone.",
-        )
-        return found
+        sweep = SweepDir(Path(resume).resolve())
+        message = f"sweep.resume={resume} is not the directory of a sweep: name one of {log_dir / 'sweeps'}."
+        require((sweep.path / "sweep.yaml").is_file(), message)
+        before = sweep.facts["words"]
+        message = f"sweep.resume={resume} is the sweep of {' '.join(before) or 'no overrides'}: type these alone."
+        require(before == identity["words"], message)
+        return sweep
 
     def same(facts: dict[str, Any]) -> dict[str, Any]:
         """What must be equal in two commands of one sweep: all but how its jobs are run."""
         return {**facts, "sweep": {key: value for key, value in facts["sweep"].items() if key not in HOW}}
 
     for path in sorted((log_dir / "sweeps").glob("*/sweep.yaml"), key=os.path.getmtime, reverse=True):
-        found = SweepDir(path.parent)
+        sweep = SweepDir(path.parent)
         with suppress(UserError):  # of another version
-            if not (path.parent / "done").exists() and same(found.facts) == same(identity):
-                return found
+            if not (path.parent / "done").exists() and same(sweep.facts) == same(identity):
+                return sweep
     return None
 
 

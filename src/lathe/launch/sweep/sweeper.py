@@ -71,9 +71,9 @@ class Context:
     task: TaskFunction
     config: DictConfig
 
-    def composed(self, words: Sequence[str]) -> DictConfig:
-        found: DictConfig = self.hydra.config_loader.load_sweep_config(self.config, list(words))
-        return found
+    def composed(self, overrides: Sequence[str]) -> DictConfig:
+        cfg: DictConfig = self.hydra.config_loader.load_sweep_config(self.config, list(overrides))
+        return cfg
 
     def words_of(self, folder: SweepDir, job: Job) -> list[str]:
         """Return all overrides of a job, with its place in the sweep."""
@@ -92,49 +92,38 @@ def run_sweep(context: Context, params: dict[str, Any], arguments: Sequence[str]
     """Run the jobs of a sweep, in slots of this machine or with another Hydra launcher.
 
     `params` are values by key in addition to `arguments`, the typed overrides.
-
-    Raises:
-        UserError: the sweep can't be run, or jobs failed.
-        Stopped: a signal ended it.
     """
     options = WITHOUT
     if context.config.get("sweep") is not None:
         options = WITHOUT | resolve(OmegaConf.masked_copy(context.config, ["sweep"]))["sweep"]
     refuse(sentence for _, sentence in problems({"sweep": options}, "train", saved=True))
-    require(
-        detect_external_launch() is None,
-        "A sweep (-m) under torchrun or srun would be run once per rank: start it with python, or sweep outside.",
-    )
+    message = "A sweep (-m) under torchrun or srun would be run once per rank. Start it with python."
+    require(detect_external_launch() is None, message)
     if context.config.hydra.runtime.choices.get("launch") != "slurm":  # which names the job itself
         launch: Any = OmegaConf.to_container(context.config.launch, resolve=True)
         launch_id = read_nodes(launch).launch_id
-        require(
-            launch_id is None,
-            f"launch.id={launch_id} names one run, and a sweep (-m) has several: leave launch.id and launch.nodes out.",
-        )
-    here = FORKS and context.config.hydra.launcher.get("_target_") == BASIC
-    require(
-        here or FORKS or options["jobs"] in ("auto", 1),
-        f"sweep.jobs={options['jobs']}: several jobs at a time need Linux: leave it out.",
-    )
-    slots = slots_of(options["jobs"], context.config.trainer) if here else []
-    words = [word for word in arguments if key_of(word).split(".")[0] != "sweep"]
-    source = _source(context, words, params, options)
-    kept = [word for word in arguments if word.partition("=")[0] not in {f"sweep.{key}" for key in HOW}]
-    named = {"format": FORMAT, "words": kept, "name": str(context.config.get("name")), "where": os.getcwd()}
+        require(launch_id is None, f"launch.id={launch_id} names one run, and a sweep (-m) has several. Leave it out.")
+    in_slots = FORKS and context.config.hydra.launcher.get("_target_") == BASIC
+    can_run = in_slots or FORKS or options["jobs"] in ("auto", 1)
+    require(can_run, f"sweep.jobs={options['jobs']}: several jobs at a time need Linux. Leave it out.")
+    slots = slots_of(options["jobs"], context.config.trainer) if in_slots else []
+    overrides = [word for word in arguments if key_of(word).split(".")[0] != "sweep"]
+    source = _source(context, overrides, params, options)
+    identifying = [word for word in arguments if word.partition("=")[0] not in {f"sweep.{key}" for key in HOW}]
+    named = {"format": FORMAT, "words": identifying, "name": str(context.config.get("name")), "where": os.getcwd()}
     identity = {**named, "sweep": options}
     log_dir = Path(str(context.config.paths.log_dir)).absolute()
-    found = find_sweep(log_dir, options["resume"], identity)
-    folder = found or create_sweep(log_dir, identity)
+    existing = find_sweep(log_dir, options["resume"], identity)
+    folder = existing or create_sweep(log_dir, identity)
     try:
         source.prepare(folder)
     except UserError:
-        if found is None:  # the same command should not resume a sweep that never began
+        if existing is None:  # the same command should not resume a sweep that never began
             files.remove(folder.path)
         raise
     already = sum(job.state in ("complete", "pruned") for job in folder.jobs())
-    print(f"{f'Taking up {folder.path}, {already} done' if found else folder.path}: {source.total} jobs", flush=True)
-    if here:
+    print(f"{f'Taking up {folder.path}, {already} done' if existing else folder.path}: {source.total} jobs", flush=True)
+    if in_slots:
         _Queue(context, folder, source, slots, options).run()
     else:
         _run_through_launcher(context, folder, source, options["jobs"])
@@ -148,20 +137,17 @@ def run_sweep(context: Context, params: dict[str, Any], arguments: Sequence[str]
     return jobs
 
 
-def _source(context: Context, words: list[str], params: dict[str, Any], options: dict[str, Any]) -> Listed:
+def _source(context: Context, overrides: list[str], params: dict[str, Any], options: dict[str, Any]) -> Listed:
     """Return the source of the jobs; raise UserError for the mistakes that all of them would end with."""
     loader: Any = context.hydra.config_loader
-    jobs = planned(words, options, params, loader)
+    jobs = planned(overrides, options, params, loader)
     configs = []
     for job in jobs:
         config = context.composed(job)
         configs.append(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
     if options.get("space") is not None:
-        require(
-            len(jobs) == 1,
-            f"a search draws the values that sweep.space names, and {len(jobs)} combinations of others were typed: "
-            "move them there, or run each trial with all of them by sweep.repeats={seed: [1, 2, 3]}.",
-        )
+        message = "a search draws the values that sweep.space names. Move the others there, or to sweep.repeats."
+        require(len(jobs) == 1, message)
         return Search(context.composed, jobs[0], options, resolve(configs[0]))
     verb, shared = str(context.config.hydra.job.config_name), None
     for raw in configs if verb in training_commands() else ():
@@ -169,10 +155,10 @@ def _source(context: Context, words: list[str], params: dict[str, Any], options:
             cfg = resolve(raw)
             # a resumed run has its own configuration
             together = None if cfg.get("resume") is not None else ()
-            found = check(cfg, verb, together, OmegaConf.to_container(raw))
+            mistakes = check(cfg, verb, together, OmegaConf.to_container(raw))
         except UserError as error:
-            found = [str(sentence) for sentence in error.args]
-        shared = found if shared is None else [sentence for sentence in shared if sentence in found]
+            mistakes = [str(sentence) for sentence in error.args]
+        shared = mistakes if shared is None else [sentence for sentence in shared if sentence in mistakes]
         if not shared:  # a mistake in some jobs is reported by those jobs
             break
     refuse(shared or [])
@@ -216,8 +202,8 @@ class ProgressTable:
             self.say(f"Error: job {job.number} ({job.label}): {job.sentence}", error=True)
         elif self.live is None:
             numbers = [f"{name} {value}" for name, value in zip(self.names, _numbers(job), strict=False)]
-            place = f", {job.run_dir}" if job.run_dir else ""
-            how = f"{' '.join([job.state, *numbers])} in {_time(job.seconds)}{place}"
+            run_dir = f", {job.run_dir}" if job.run_dir else ""
+            how = f"{' '.join([job.state, *numbers])} in {_time(job.seconds)}{run_dir}"
             how = f"{job.state}, {job.sentence}" if job.sentence else how
             self.say(f"{self.done} of {self.total}, job {job.number}, {job.label}: {how}")
 
@@ -293,10 +279,10 @@ class _Queue:
             passed_on, idle_until = 0, 0.0
             while True:
                 while self.free and not received and time.monotonic() >= idle_until:
-                    if (found := self._next()) is None:
+                    if (claimed := self._next()) is None:
                         idle_until = time.monotonic() + IDLE
                         continue
-                    job, claim = found
+                    job, claim = claimed
                     slot, work = self.free.pop(0), partial(run_and_record, self.folder, job, self.context.run)
                     pid = fork(work, self.folder.file(job.number, "log"), slot)
                     self.running.append(Running(job, slot, pid, claim, time.monotonic()))
@@ -428,22 +414,19 @@ def _run_through_launcher(context: Context, folder: SweepDir, source: Listed, at
 
 def slots_of(jobs: int | str, trainer: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the environment variables of each concurrent job; raise UserError if there are too few devices."""
-    asked = trainer.get("devices")
-    each = asked if isinstance(asked, int) and asked > 0 else len(asked) if isinstance(asked, list) else 1
+    devices = trainer.get("devices")
+    each = devices if isinstance(devices, int) and devices > 0 else len(devices) if isinstance(devices, list) else 1
     cards = _gpus() if trainer.get("accelerator") in ("auto", "gpu", "cuda") else []
     if cards:
         groups = [cards[first : first + each] for first in range(0, len(cards) - each + 1, each)]
         wanted = len(groups) if jobs == "auto" else int(jobs)
-        held = f"{len(cards)} GPUs in groups of trainer.devices={each} hold {len(groups)} jobs at a time"
-        require(0 < wanted <= len(groups), f"sweep.jobs={jobs}: {held}: lower sweep.jobs, or trainer.devices.")
+        capacity = f"{len(cards)} GPUs in groups of trainer.devices={each} hold {len(groups)} jobs at a time"
+        require(0 < wanted <= len(groups), f"sweep.jobs={jobs}: {capacity}: lower sweep.jobs, or trainer.devices.")
         return [{"CUDA_VISIBLE_DEVICES": ",".join(group)} for group in groups[:wanted]]
     cores, count = len(allowed_cpus()), 1 if jobs == "auto" else int(jobs)
     most = cores * CPU_PROCESSES_PER_CORE
-    require(
-        count * each <= most or count == 1,
-        f"sweep.jobs={jobs} of trainer.devices={each} are {count * each} processes, and {cores} cores carry at most "
-        f"{most}: lower either.",
-    )
+    message = f"sweep.jobs={jobs} of trainer.devices={each} are {count * each} processes. Use at most {most}."
+    require(count * each <= most or count == 1, message)
     if count == 1 or "OMP_NUM_THREADS" in os.environ:
         return [{}] * count
     return [{"OMP_NUM_THREADS": str(max(1, cores // (count * each)))}] * count
@@ -538,8 +521,8 @@ def run_and_record(folder: SweepDir, job: Job, work: Callable[[SweepDir, Job], A
     except Exception as error:
         report_error(error)
         explained = explain_error(error)
-        words = str(explained) if explained else f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        write_result(folder.path, job.number, "result", {"sentence": words})
+        sentence = str(explained) if explained else f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        write_result(folder.path, job.number, "result", {"sentence": sentence})
         return 1
     good = isinstance(value, (int, float)) and not isinstance(value, bool)
     write_result(folder.path, job.number, "result", {"objective": float(value) if good else None})
