@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from support.commands import command as typed
 from support.commands import start
-from support.runs import ROOT, SMALL, runs
+from support.runs import ROOT, SMALL, new_run, runs
 from support.typed import Command
 
 from lathe.launch import launcher as launching
 from lathe.launch.external_launch import ExternalLaunch
 from lathe.runs.rundir import RunDir
 from lathe.training.final_evaluation import proposals
+from lathe.training.train import train
 
 
 def test_a_file_of_the_users_own_that_changed_is_named_on_resume_and_evaluate(command: Command, broken: RunDir) -> None:
@@ -209,3 +210,12 @@ def test_an_interrupted_run_prints_how_to_resume(tmp_path: Path) -> None:
     )
     assert "Traceback" not in errors
     assert not (run / "result.json").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_its_time_limit_ended_continues_with_more(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *SMALL, "trainer.max_epochs=100000", "trainer.max_time=00:00:00:01")
+    steps = train(cfg)["steps"]
+    assert train(cfg)["steps"] == steps  # resumed to its end
+    cfg["trainer"]["max_time"] = "00:00:00:04"
+    assert train(cfg)["steps"] > steps
