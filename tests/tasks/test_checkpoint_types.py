@@ -41,17 +41,17 @@ def test_lists_of_every_part_are_plain_and_the_run_is_tested(tmp_path: Path) -> 
 
 
 WRITERS = {
-    "state_dict of a callback": ([], {}, "callbacks.Keeping.rates[1]"),
-    "on_save_checkpoint of the module": ([], {"module": "own_values.KeepingModule"}, "mine.rate"),
-    "state_dict of the data": ([], {}, "KeepingData.seen"),
-    "get_extra_state": ([], {"module": "own_values.KeepingExtra"}, "state_dict._extra_state"),
+    "state_dict of a callback": ("own_lightning.LitNet", "callbacks.Keeping.rates[1]"),
+    "on_save_checkpoint of the module": ("own_values.KeepingModule", "mine.rate"),
+    "state_dict of the data": ("own_lightning.LitNet", "KeepingData.seen"),
+    "get_extra_state": ("own_values.KeepingExtra", "state_dict._extra_state"),
 }
 
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_value_that_is_not_plain_is_told_at_the_first_write(tmp_path: Path, writer: str) -> None:
-    words, options, place = WRITERS[writer]
-    cfg = run(tmp_path, *words, **options)
+    module, place = WRITERS[writer]
+    cfg = run(tmp_path, module=module)
     if "Keeping." in place:
         cfg["callbacks"]["own"] = {"_target_": "support.own_values.Keeping"}
     elif "Data" in place:
@@ -63,20 +63,16 @@ def test_a_value_that_is_not_plain_is_told_at_the_first_write(tmp_path: Path, wr
     assert (rows(Path(cfg["paths"]["run_dir"])) == []) == ("module" in writer)  # tried before the first step
 
 
-def test_numbers_of_numpy_are_written_as_numbers(tmp_path: Path) -> None:
-    cfg = run(tmp_path, module="own_values.Numbers")
-    train(cfg)
-    state = torch.load(RunDir(cfg["paths"]["run_dir"]).last, weights_only=True)
-    rate = 0.05 * (1 + math.cos(math.pi * state["global_step"] / 100))
-    assert state["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(rate)
-    assert state["mine"] == {"rate": 0.25}
-
-
-def test_hyper_parameters_that_are_not_plain_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_of_numpy_are_written_as_numbers_and_objects_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cfg = run(tmp_path, module="own_values.Numbers")
     train(cfg)
     assert "leave out the hyper-parameters scaler" in capsys.readouterr().out
     state = torch.load(RunDir(cfg["paths"]["run_dir"]).last, weights_only=True)
+    rate = 0.05 * (1 + math.cos(math.pi * state["global_step"] / 100))
+    assert state["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(rate)
+    assert state["mine"] == {"rate": 0.25}
     assert state["hyper_parameters"]["rate"] == 0.5
     assert "scaler" not in state["hyper_parameters"]
 

@@ -24,14 +24,10 @@ from lathe.training.trainer_setup import make_callbacks, make_loggers, make_meth
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("accelerator", ["auto", "cpu"])
-def test_a_run_prints_the_device_of_auto(accelerator: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(new_run(tmp_path, *SMALL, f"trainer.accelerator={accelerator}", "trainer.max_steps=2"))
-    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("trainer.accelerator=")]
-    assert len(printed) == (1 if accelerator == "auto" else 0)
-    assert all(
-        line.startswith(f"trainer.accelerator=auto took the CPU: torch {torch.__version__} ") for line in printed
-    )
+def test_a_run_prints_the_device_of_auto(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(new_run(tmp_path, *SMALL, "trainer.accelerator=auto", "trainer.max_steps=2"))
+    message = f"trainer.accelerator=auto took the CPU: torch {torch.__version__} "
+    assert capsys.readouterr().out.count(message) == 1
 
 
 def test_several_processes_get_ddp_and_synchronised_batchnorm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,8 +139,8 @@ def test_any_logged_metric_can_choose_the_best_epoch(tmp_path: Path) -> None:
 
 def test_early_stopping_takes_the_monitor_of_the_checkpoint() -> None:
     def watched(*words: str) -> tuple[Any, Any]:
-        (found,) = [one for one in callbacks(STOP, *words) if isinstance(one, EarlyStopping)]
-        return found.monitor, found.mode
+        (stopping,) = [callback for callback in callbacks(STOP, *words) if isinstance(callback, EarlyStopping)]
+        return stopping.monitor, stopping.mode
 
     assert watched() == ("val/accuracy", "max")
     assert watched("callbacks.checkpoint.monitor=val/loss") == ("val/loss", "min")
