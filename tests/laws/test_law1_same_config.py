@@ -43,14 +43,8 @@ def _train(
     """Run the script with the witness's folder on the path; its ranks are new processes, or forked."""
     folder = script.parent
     words = [
-        *launcher,
-        str(script),
-        *arguments,
-        "optimizer.lr=${draw:}",
-        "trainer.devices=2",
-        *SMALL,
-        "trainer.max_epochs=1",
-        "+callbacks.witness._target_=witness.Witness",
+        *(*launcher, str(script), *arguments, *SMALL, "trainer.max_epochs=1", "trainer.devices=2"),
+        *("optimizer.lr=${draw:}", "+callbacks.witness._target_=witness.Witness"),
         f"+callbacks.witness.folder={folder / 'seen'}",
     ]
     process = start(words, folder, environment(), fork_ranks=fork_ranks)

@@ -8,26 +8,15 @@ from support.commands import check, run
 from support.runs import QUIET, SMALL, column, runs
 
 RESNET = (
-    "model=resnet20",
-    "model.net.width=4",
-    "model.net.depth=8",
-    *QUIET,
-    "trainer.max_epochs=2",
-    "data.batch_size=100",
-    "optimizer.lr=0.01",
-    "data.augment.cutout=2",
+    *("model=resnet20", "model.net.width=4", "model.net.depth=8", *QUIET, "trainer.max_epochs=2"),
+    *("data.batch_size=100", "optimizer.lr=0.01", "data.augment.cutout=2"),
 )
 LISTED = ("RandomResizedCrop", "RandomFlip", "TrivialAugmentWide", "RandomErasing")
 ITEMS = ",".join(f"{{_target_: lathe.data.{name}}}" for name in LISTED)
 # overrides, and the relative difference of losses
 CASES = {
     "accumulated": (
-        (
-            *SMALL,
-            "data.eval_batch_size=33",
-            "trainer.gradient_clip_val=0.5",
-            "trainer.accumulate_grad_batches=2",
-        ),
+        (*SMALL, "data.eval_batch_size=33", "trainer.gradient_clip_val=0.5", "trainer.accumulate_grad_batches=2"),
         1e-5,
     ),
     "batchnorm": (RESNET, 1e-5),  # its norm layers see the global batch

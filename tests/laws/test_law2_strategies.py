@@ -14,18 +14,10 @@ from lathe.verbs.evaluate import evaluate
 from lathe.verbs.support import run_cases
 
 STEPS = (
-    *QUIET,
-    "optimizer.lr=0.05",
-    "trainer.max_epochs=null",
-    "trainer.max_steps=6",
-    "trainer.check_val_every_n_epoch=null",
-    "trainer.val_check_interval=12",
-    "trainer.limit_val_batches=2",
-    "trainer.limit_test_batches=2",
-    "trainer.log_every_n_steps=1",
-    "data.batch_size=32",
-    "trainer.gradient_clip_val=0.5",
-    "trainer.accumulate_grad_batches=2",
+    *(*QUIET, "optimizer.lr=0.05", "data.batch_size=32", "trainer.log_every_n_steps=1"),
+    *("trainer.max_epochs=null", "trainer.max_steps=6", "trainer.check_val_every_n_epoch=null"),
+    *("trainer.val_check_interval=12", "trainer.limit_val_batches=2", "trainer.limit_test_batches=2"),
+    *("trainer.gradient_clip_val=0.5", "trainer.accumulate_grad_batches=2"),
 )
 SCORES = {"auroc": "AUROC", "f1_score": "F1Score", "calibration_error": "CalibrationError"}
 METRICS = ",".join(

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import make_boxed_func
-from support.interruptions import Interrupted, Interruption, interruption
-from support.runs import SMALL, column, config, new_run, rows, weights
+from support.interruptions import Interruption, compare, interruption
+from support.runs import SMALL, column, config, new_run, weights
 from torch._dynamo.backends import registry
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
@@ -124,20 +124,7 @@ def test_what_inductor_makes_in_bf16_is_right_and_kept_beside_the_data(
 
 def test_a_continued_run_has_the_same_digits(tmp_path: Path, interruption: Interruption) -> None:
     words = (*SMALL, "test=false", "model.net.dropout=0.1", "callbacks.checkpoint.every_n_train_steps=4", *GRAPH)
-    alone = new_run(tmp_path / "alone", *words)
-    lathe.training.train.train(alone)
-    cfg = new_run(tmp_path / "dies", *words)
-    interruption.hook, interruption.step = "on_train_batch_start", 14
-    with pytest.raises(Interrupted):
-        lathe.training.train.train(cfg)
-    interruption.hook = ""
-    torch.compiler.reset()
-    lathe.training.train.train(cfg)
-    ours, theirs = weights(Path(cfg["paths"]["run_dir"])), weights(Path(alone["paths"]["run_dir"]))
-    assert all(ours[name].equal(theirs[name]) for name in theirs)
-    assert [row["train/loss"] for row in rows(Path(cfg["paths"]["run_dir"]))] == [
-        row["train/loss"] for row in rows(Path(alone["paths"]["run_dir"]))
-    ]
+    compare(tmp_path, interruption, [("on_train_batch_start", 14)], *words)
 
 
 def test_a_net_that_can_not_be_captured_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

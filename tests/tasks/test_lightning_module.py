@@ -3,13 +3,14 @@
 import json
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from support.interruptions import Interrupted, Interruption, interruption, same
+from support.interruptions import Interruption, interruption, same, train_through
 from support.own_lightning import QUICK, LitNet
 from support.ranks import on_ranks
 from support.runs import column, new_run, rows, weights
@@ -35,7 +36,7 @@ def run(folder: Path, *words: str, module: str = "LitNet") -> dict[str, Any]:
     return new_run(folder, *QUICK, *BEST, net(module), "data.batch_size=100", *words)
 
 
-def table(folder: Path, kind: str, *words: str) -> dict[str, Any]:
+def table(folder: Path, *words: str, kind: str) -> dict[str, Any]:
     """Return a run with a user's LightningDataModule."""
     cfg = new_run(folder, *QUICK, *BEST, net(words="features: 16, classes: 2, width: 4"), *words)
     cfg["data"] = {"_target_": "support.own_parts.Table", "kind": kind}
@@ -53,7 +54,7 @@ def result_of(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
 def test_the_modules_own_loaders_train_as_those_of_a_data_module(tmp_path: Path) -> None:
     words = "features: 16, classes: 2, width: 4"
     own = new_run(tmp_path / "own", *QUICK, *BEST, net("WithData", words), "data=module", "test=false")
-    apart = table(tmp_path / "apart", "table", "test=false")
+    apart = table(tmp_path / "apart", "test=false", kind="table")
     train(own)
     train(apart)
     losses = [column(directory(cfg), "train_loss_step") for cfg in (own, apart)]
@@ -73,12 +74,8 @@ def test_two_processes_have_the_losses_of_one(tmp_path: Path, data: str) -> None
     """Without dropout, which differs. Every sample of an evaluation counts once; filling rows do not count. The
     monitored value is of all processes, also where the module logs it without sync_dist.
     """
-    one, two = (
-        run(tmp_path / name, *words, module="Unsynchronised")
-        if data == "digits"
-        else table(tmp_path / name, "noisy", *words)
-        for name, words in (("one", ()), ("two", ("trainer.devices=2",)))
-    )
+    made = partial(run, module="Unsynchronised") if data == "digits" else partial(table, kind="noisy")
+    one, two = made(tmp_path / "one"), made(tmp_path / "two", "trainer.devices=2")
     for cfg in (one, two):
         cfg["model"]["net"]["dropout"] = 0.0
     result, results = train(one), on_ranks(result_of, two)
@@ -114,15 +111,10 @@ def test_an_interruption_changes_nothing(
     tmp_path: Path, interruption: Interruption, data: str, hook: str, step: int
 ) -> None:
     words = ("callbacks.checkpoint.every_n_train_steps=3", "callbacks=[default,ema]")
-    made = run if data == "digits" else lambda folder, *more: table(folder, "noisy", *more)
-    whole, cut = made(tmp_path / "whole", *words), made(tmp_path / "cut", *words)
-    train(whole)
-    interruption.hook, interruption.step = hook, step
-    with pytest.raises(Interrupted):
-        train(cut)
-    interruption.step = 10**9
-    train(cut)
-    same(directory(cut), directory(whole))
+    made = run if data == "digits" else partial(table, kind="noisy")
+    whole, cut = (made(tmp_path / name, *words) for name in ("whole", "cut"))
+    same(train_through(cut, [(hook, step)], interruption), train_through(whole, [], interruption))
+    assert interruption.hook == ""
 
 
 # options of a waiting schedule, and its steps before the last checkpoint, which precedes that of the last epoch, in
@@ -140,33 +132,28 @@ def test_a_scheduler_that_waits_lacks_no_step_after_a_death(
 ) -> None:
     """Lightning omits one in the first epoch of a resumed run."""
 
-    def made(name: str, every: str = "null") -> dict[str, Any]:
-        words = ("data.batch_size=260", "trainer.max_epochs=3", f"callbacks.checkpoint.every_n_train_steps={every}")
+    def run_of(name: str, steps: str = "null") -> dict[str, Any]:
+        words = ("data.batch_size=260", "trainer.max_epochs=3", f"callbacks.checkpoint.every_n_train_steps={steps}")
         cfg = run(tmp_path / name, *words, module="Waits")
         cfg["model"]["net"].update(options)
         return cfg
 
     (options, steps), rng = WAITS[waits], random.Random(waits)
-    whole = made("whole")
+    whole, longer = run_of("whole"), run_of("longer")
     train(whole)
     (expected,) = schedules(whole)
     assert expected["last_epoch"] == steps
     hook = rng.choice(("on_train_batch_start", "on_validation_start", "on_validation_end", "on_train_epoch_end"))
-    every = rng.choice(("null", "1", "3"))
-    cut = made("cut", every)
-    interruption.hook, interruption.step = hook, rng.randint(6 if every == "null" else 4, 14)
-    with pytest.raises(Interrupted):
-        train(cut)
-    where = f"{hook} at {interruption.step}, every {every}"
-    interruption.step = 10**9
-    train(cut)
-    assert schedules(cut) == [expected], where
+    saves = rng.choice(("null", "1", "3"))
+    death = (hook, rng.randint(6 if saves == "null" else 4, 14))
+    cut = run_of("cut", saves)
+    train_through(cut, [death], interruption)
+    assert interruption.hook == ""
+    assert schedules(cut) == [expected], (death, saves)
     same(directory(cut), directory(whole))
-    longer = made("longer")
-    longer["trainer"]["max_epochs"] = 2
-    train(longer)
-    longer["trainer"]["max_epochs"] = 3
-    train(longer)
+    for epochs in (2, 3):
+        longer["trainer"]["max_epochs"] = epochs
+        train(longer)
     assert schedules(longer) == [expected]
 
 
@@ -207,7 +194,7 @@ def evaluated(rank: int, cfg: dict[str, Any], split: str) -> dict[str, float]:
 
 def test_a_run_is_loaded_and_evaluated_on_two_processes_as_on_one(tmp_path: Path) -> None:
     """An odd number of samples: Lightning's mean of their count over ranks loses a half."""
-    cfg = table(tmp_path, "noisy")
+    cfg = table(tmp_path, kind="noisy")
     RunDir(directory(cfg)).save_config(cfg)
     result = train(cfg)
     expected = {name: result[name] for name in ("test_loss", "test_seen")}
@@ -280,12 +267,12 @@ def habit(folder: Path, module: str, *words: str, data: str = "support.own_parts
 
 def on_two(rank: int, waiting: dict[str, Any], *refused: dict[str, Any]) -> list[str]:
     train(waiting)
-    said = []
+    messages = []
     for cfg in refused:
-        with pytest.raises(UserError) as told:
+        with pytest.raises(UserError) as error:
             train(cfg)
-        said.append(str(told.value))
-    return said
+        messages.append(str(error.value))
+    return messages
 
 
 def test_two_ranks_agree_or_say_why_not(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.interruptions import Interrupted, Interruption, interruption, same
+from support.interruptions import Interruption, interruption, same, train_through
 from support.runs import SMALL, new_run, rows
 
 from lathe import trust
@@ -91,15 +91,9 @@ def test_an_interrupted_run_writes_the_same_rows(
     tmp_path: Path, interruption: Interruption, hook: str, step: int, options: tuple[str, ...]
 ) -> None:
     options = (*SMALL, *OWN, "data.batch_size=128", "callbacks.throughput=null", *options)  # ten steps an epoch
-    whole = new_run(tmp_path / "whole", *options)
-    train(whole)
-    cfg = new_run(tmp_path / "cut", *options)
-    interruption.hook, interruption.step = hook, step
-    with pytest.raises(Interrupted):
-        train(cfg)
-    interruption.step = 10**9
-    train(cfg)
-    same(run_of(cfg), run_of(whole))
-    assert {name: sorted(found) for name, found in points(run_of(cfg)).items()} == {
-        name: sorted(found) for name, found in points(run_of(whole)).items()
-    }
+    whole = train_through(new_run(tmp_path / "whole", *options), [], interruption)
+    cut = train_through(new_run(tmp_path / "cut", *options), [(hook, step)], interruption)
+    assert interruption.hook == ""
+    same(cut, whole)
+    scalars = [{name: sorted(values) for name, values in points(run).items()} for run in (cut, whole)]
+    assert scalars[0] == scalars[1]
