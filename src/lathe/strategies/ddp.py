@@ -133,7 +133,7 @@ class _GlobalBatchNorm(_BatchNorm):
             return super().forward(x)
         dims = [0, *range(2, x.dim())]
         shape = [1, -1] + [1] * (x.dim() - 2)
-        given, dtype = x.dtype, torch.promote_types(x.dtype, torch.float32)
+        input_dtype, dtype = x.dtype, torch.promote_types(x.dtype, torch.float32)
         x = x.to(dtype)
         local = x.numel() // max(x.shape[1], 1)
         own_mean = x.sum(dims) / max(local, 1)
@@ -156,4 +156,4 @@ class _GlobalBatchNorm(_BatchNorm):
         normal = (x - mean.view(shape)) * scale.view(shape)
         if self.affine:
             normal = normal * self.weight.to(dtype).view(shape) + self.bias.to(dtype).view(shape)
-        return normal.to(given)
+        return normal.to(input_dtype)

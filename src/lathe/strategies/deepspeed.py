@@ -432,8 +432,8 @@ class PlainState:
         for group, options, old in zip(base.param_groups, self._options, saved["param_groups"], strict=True):
             group.update({key: old[key] for key in options if key in old})
         ids = [n for group in saved["param_groups"] for n in group["params"]]
-        every = [parameter for group in self._groups for parameter in group]
-        entries = {id(p): saved["state"].get(n, {}) for n, p in zip(ids, every, strict=True)}
+        all_parameters = [parameter for group in self._groups for parameter in group]
+        entries = {id(p): saved["state"].get(n, {}) for n, p in zip(ids, all_parameters, strict=True)}
         for flat, parameters in self._pieces():
             known: dict[str, Any] = {}
             for parameter in parameters:
@@ -462,8 +462,8 @@ class PlainState:
         part = parameter.ds_tensor.numel()
         first = part * self.zero._get_param_partition_rank(parameter)
         mine = value.new_zeros(part)
-        held = value.flatten()[first : first + part]
-        mine[: held.numel()] = held
+        values = value.flatten()[first : first + part]
+        mine[: values.numel()] = values
         self.zero.set_local_hp_param(mine, parameter, key)
 
 

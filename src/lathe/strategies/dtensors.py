@@ -98,19 +98,19 @@ def _unscale(
     optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
 ) -> dict[torch.device, Tensor]:
     """Replace GradScaler's method for local shards. All ranks skip the step if any of them finds an overflow."""
-    found: dict[torch.device, Tensor] = {}
+    overflows: dict[torch.device, Tensor] = {}
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for _, gradient in _gradients(_parameters(optimizer)):
         shard = local(gradient)
-        found.setdefault(shard.device, found_inf.to(shard.device, copy=True))
+        overflows.setdefault(shard.device, found_inf.to(shard.device, copy=True))
         by_kind.setdefault((shard.device, shard.dtype), []).append(shard)
     for (device, _), gradients in by_kind.items():
-        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found[device], inv_scale.to(device))
-    for flag in found.values():
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, overflows[device], inv_scale.to(device))
+    for flag in overflows.values():
         everywhere = flag.to(found_inf.device)
         all_reduce(everywhere, ReduceOp.MAX)
         flag.copy_(everywhere)
-    return found
+    return overflows
 
 
 def clip_by_norm(
@@ -173,7 +173,7 @@ def reduce_together(parameters: Sequence[Tensor], group: ProcessGroup, divisor: 
     if not parameters:
         return
     missing = [p.grad is None for p in parameters]
-    exists = torch.tensor([0.0 if none else 1.0 for none in missing], device=local(parameters[0]).device)
+    exists = torch.tensor([0.0 if is_missing else 1.0 for is_missing in missing], device=local(parameters[0]).device)
     all_reduce(exists, ReduceOp.MAX, group=group)
     sums = []
     for p in parameters:
@@ -181,9 +181,9 @@ def reduce_together(parameters: Sequence[Tensor], group: ProcessGroup, divisor: 
         sums.append((p, total, all_reduce(total, group=group, async_op=True)))
     # only a rank without a gradient reads the flags, because that synchronizes the GPU
     flags = exists.tolist() if any(missing) else [1.0] * len(parameters)
-    for (p, total, work), some in zip(sums, flags, strict=True):
+    for (p, total, work), exists_anywhere in zip(sums, flags, strict=True):
         work.wait()
-        if some:
+        if exists_anywhere:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             local(p.grad).copy_(total / divisor)
 

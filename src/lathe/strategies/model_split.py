@@ -39,14 +39,14 @@ class ModelSplit(SingleDeviceStrategy):
         split: Annotated[Sequence[Count], Field(min_length=1)] | None = None,
     ) -> None:
         names = devices or [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-        given = "null (every GPU)" if devices is None else list(devices)
+        setting = "null (every GPU)" if devices is None else list(devices)
         require(
             len(names) >= 2,
-            f"strategy.devices={given} is {len(names)} of two and more devices: name them, such as [cpu:0,cpu:0], or "
+            f"strategy.devices={setting} is {len(names)} of two and more devices: name them, such as [cpu:0,cpu:0], or "
             "use strategy=auto.",
         )
-        found = [torch.device(str(name)) for name in names]
-        self.devices = [torch.device("cpu") if device.type == "cpu" else device for device in found]
+        named = [torch.device(str(name)) for name in names]
+        self.devices = [torch.device("cpu") if device.type == "cpu" else device for device in named]
         self.split = split
         super().__init__(device=self.devices[0])
         self._hooks: list[Any] = []

@@ -206,12 +206,12 @@ class Partition:
         Collective. Ranks without `send` only help to gather tensors that are sharded over them. The values share no
         memory with the net.
         """
-        kept, ids = set(self.net.state_dict()), self.optimizer_ids()
+        own_names, ids = set(self.net.state_dict()), self.optimizer_ids()
         if self.last and not self.first:  # tensors of two stages come from the first, used buffers from the last
             used = {name for name, _ in self.net.named_buffers() if name.rpartition(".")[0] in self.used}
-            kept = {name for name in kept if self._inside(name) or name in used}
+            own_names = {name for name in own_names if self._inside(name) or name in used}
         mine = {
-            path: {name: full(value).clone() for name, value in table.items() if name in kept}
+            path: {name: full(value).clone() for name, value in table.items() if name in own_names}
             for path, table in tables(checkpoint, set(self.tensors))
         }
         states = [

@@ -48,10 +48,10 @@ def save(checkpoint: dict[str, Any], path: Path) -> None:
     shards: dict[str, Tensor] = {}
     keys: dict[str, list[Any]] = {}
 
-    def put_aside(place: Any, leaf: Any) -> Any:
+    def put_aside(path_keys: Any, leaf: Any) -> Any:
         if not isinstance(leaf, DTensor):
             return leaf
-        way = [key.key if isinstance(key, MappingKey) else key.idx for key in place]
+        way = [key.key if isinstance(key, MappingKey) else key.idx for key in path_keys]
         name = "/".join(map(str, way))
         shards[name], keys[name] = leaf.detach(), way
         return None
@@ -146,10 +146,10 @@ def load(
                 dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
         for name, tensor in tensors.items():
             *way, last = places[name]
-            place: Any = checkpoint
+            node: Any = checkpoint
             for step in way:
-                place = place[step]
-            place[last] = tensor
+                node = node[step]
+            node[last] = tensor
     except pickle.UnpicklingError as error:
         raise UserError(
             f"{key}={path} is not a checkpoint of plain tensors, so it is not opened: loading it could run code."

@@ -273,14 +273,14 @@ class Task(LightningModule):
     def add_training(self, outputs: Any, batch: Any, loss: Tensor) -> None:
         """Add the metrics of a training batch; `loss` is detached."""
         counts = self.step_counts
-        kept = self.reduce_later(outputs, batch) if self._started and counts is None else None
-        if kept is not None:
+        targets = self.reduce_later(outputs, batch) if self._started and counts is None else None
+        if targets is not None:
             outputs = outputs.detach()
             if self._deferred:
                 limit = min(MAX_DEFERRED, MAX_NUMBERS // max(1, outputs.numel()))
                 if len(self._deferred) >= limit or self._deferred[0][0].shape != outputs.shape:
                     self._sum_deferred()
-            self._deferred.append((outputs, kept, loss))
+            self._deferred.append((outputs, targets, loss))
         else:
             self._sum_deferred()
             sums = self.reduce(outputs, batch, loss)
@@ -459,11 +459,13 @@ class Task(LightningModule):
         places = [("every module", vars(torch.nn.modules.module), "_global")]
         places += [(name or "the module", vars(part), "") for name, part in self.driven.named_modules()]
         kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-        found = [(name, hook) for name, own, prefix in places for kind in kinds for hook in own[prefix + kind].values()]
+        hooks_by_name = [
+            (name, hook) for name, own, prefix in places for kind in kinds for hook in own[prefix + kind].values()
+        ]
         for name, parameter in self.driven.named_parameters():
             for hooks in (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)):
-                found += [(name, hook) for hook in (hooks or {}).values()]
-        for name, hook in found:
+                hooks_by_name += [(name, hook) for hook in (hooks or {}).values()]
+        for name, hook in hooks_by_name:
             function = getattr(hook, "func", hook)  # of a functools.partial
             home = getattr(function, "__module__", None) or type(function).__module__
             if not home.startswith(LIBRARIES):
@@ -550,15 +552,15 @@ class Task(LightningModule):
             task = cls(**kwargs)
             lathe.restore(task.net, path, strict=strict is not False, key="checkpoint_path")
         else:
-            given = ", ".join([*kwargs, *(["strict"] if strict is False else [])])
-            require(not given, f"{given} requires net=, the net to load into. Without it, config.yaml decides.")
+            names = ", ".join([*kwargs, *(["strict"] if strict is False else [])])
+            require(not names, f"{names} requires net=, the net to load into. Without it, config.yaml decides.")
             require(path.exists(), f"checkpoint_path={path}: no such file.")
-            home = path.resolve().parent.parent
+            run_dir = path.resolve().parent.parent
             require(
-                (home / "config.yaml").is_file(),
+                (run_dir / "config.yaml").is_file(),
                 f"checkpoint_path={path} is not in a run directory with config.yaml: pass net=, the net to load into.",
             )
-            task = lathe.load(home, path.resolve().stem, key="checkpoint_path").task
+            task = lathe.load(run_dir, path.resolve().stem, key="checkpoint_path").task
             require(
                 isinstance(task, cls),
                 f"checkpoint_path={path} is of a {type(task).__name__}, not a {cls.__name__}: load it with its class.",

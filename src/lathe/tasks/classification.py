@@ -123,11 +123,11 @@ class ClassificationTask(SupervisedTask):
         if self._named is None:
             correct = (outputs.argmax(dim=1) == target).sum()
             return stacked(loss, [correct], count)
-        found = {"accuracy": (outputs.argmax(dim=1) == target).sum()} if "accuracy" in self._named else {}
+        sums = {"accuracy": (outputs.argmax(dim=1) == target).sum()} if "accuracy" in self._named else {}
         if "top5_accuracy" in self._named:
             top = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
-            found["top5_accuracy"] = (top == target.unsqueeze(1)).sum()
-        return stacked(loss, [found[name] for name in self._named], count)
+            sums["top5_accuracy"] = (top == target.unsqueeze(1)).sum()
+        return stacked(loss, [sums[name] for name in self._named], count)
 
     def reduce_later(self, outputs: Tensor, batch: Any) -> Tensor | None:
         """Return the targets, if `reduce` is this class's own, targets are class numbers, and logits are few and on the
@@ -143,14 +143,14 @@ class ClassificationTask(SupervisedTask):
         return None if target.is_floating_point() else target
 
     def reduce_several(self, deferred: list[tuple[Any, Any, Tensor]]) -> Any:
-        outputs, kept, losses = zip(*deferred, strict=True)
-        targets = torch.stack(kept).numpy()
-        found = torch.stack(outputs).float().numpy().argmax(axis=2)
+        outputs, target_rows, losses = zip(*deferred, strict=True)
+        targets = torch.stack(target_rows).numpy()
+        predictions = torch.stack(outputs).float().numpy().argmax(axis=2)
         dtype = np.float64 if self._sums_dtype == torch.float64 else np.float32
         count = (targets != IGNORE).sum(axis=1).astype(dtype)
         rows = np.empty((len(deferred), 3), dtype)
         rows[:, 0] = torch.stack(losses).to(self._sums_dtype).numpy() * count
-        rows[:, 1], rows[:, 2] = (found == targets).sum(axis=1), count
+        rows[:, 1], rows[:, 2] = (predictions == targets).sum(axis=1), count
         return rows
 
     def counted(self, targets: Tensor) -> Tensor | None:

@@ -110,19 +110,19 @@ class LightningTask(Task):
         return module
 
     def check_training(self) -> None:
-        own, given = is_overridden("configure_optimizers", self.driven), self._make_optimizer is not None
+        own, has_optimizer = is_overridden("configure_optimizers", self.driven), self._make_optimizer is not None
         name = name_of(self.driven)
         require(
-            not (own and given),
+            not (own and has_optimizer),
             f"optimizer has no effect: {name} has configure_optimizers. Use optimizer=none scheduler=none.",
         )
         require(
-            own or given,
+            own or has_optimizer,
             f"optimizer=none: {name} has no configure_optimizers. Write one, or choose an optimizer such as adamw.",
         )
         if own and self.fused_optimizer:
             rank_zero_only(print)(f"{KEY}: no effect on the optimizer that {name} makes.")
-        if given:
+        if has_optimizer:
             self.driven.configure_optimizers = self._configure  # type: ignore[method-assign]
 
     def check_run(self, cfg: Mapping[str, Any]) -> None:
@@ -144,8 +144,8 @@ class LightningTask(Task):
 
     def own_callbacks(self) -> list[Callback]:
         names = [name for name, _ in self.driven.named_parameters()]
-        found: list[Callback] = [LogCheckpoint(names), ExampleRecorder()]
-        return found if self.driven.automatic_optimization else [*found, GradientCheckpoint()]
+        callbacks: list[Callback] = [LogCheckpoint(names), ExampleRecorder()]
+        return callbacks if self.driven.automatic_optimization else [*callbacks, GradientCheckpoint()]
 
 
 class LogCheckpoint(Callback):
@@ -252,7 +252,9 @@ class GradientCheckpoint(Callback):
             if parameter.requires_grad:
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._unused.add))
         self._hooks += [
-            one.register_step_post_hook(self._stepped) for one in trainer.optimizers if isinstance(one, Optimizer)
+            optimizer.register_step_post_hook(self._stepped)
+            for optimizer in trainer.optimizers
+            if isinstance(optimizer, Optimizer)
         ]
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
@@ -337,11 +339,11 @@ def record(module: LightningModule, batches: Iterable[Any], split: str) -> list[
 
 
 def _record(module: LightningModule, step: Callable[..., Any], batch: Any, index: int) -> Call:
-    core, found, where = core_of(module), list[Call](), ""
+    core, calls, where = core_of(module), list[Call](), ""
 
     def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal where
-        found.append(Call(args, kwargs))
+        calls.append(Call(args, kwargs))
         frame: Any = sys._getframe(1)
         while frame is not None and not is_user_file(frame.f_code.co_filename):
             frame = frame.f_back
@@ -349,7 +351,7 @@ def _record(module: LightningModule, step: Callable[..., Any], batch: Any, index
         raise _Recorded
 
     handle = core.register_forward_pre_hook(keep, prepend=True, with_kwargs=True)
-    place = f"{type(module).__name__}.{step.__name__}"
+    step_name = f"{type(module).__name__}.{step.__name__}"
     names = list(inspect.signature(step).parameters)
     takes = 2 if any(name.startswith("*") for name in names) else max(len(names), 1)
     try:
@@ -359,25 +361,25 @@ def _record(module: LightningModule, step: Callable[..., Any], batch: Any, index
     except Exception as error:
         reason = " ".join(str(error).split())[:160]
         raise UserError(
-            f"model.core: {place} raises {type(error).__name__} before it calls the core{user_location(error)}: "
+            f"model.core: {step_name} raises {type(error).__name__} before it calls the core{user_location(error)}: "
             f"{reason}. Name a submodule that it calls earlier, or give model.example."
         ) from error
     finally:
         handle.remove()
-    if not found:
+    if not calls:
         lines = f"{inspect.getsourcefile(step)}:{inspect.getsourcelines(step)[1]}"
         children = ", ".join(name for name, part in module.named_children() if any(True for _ in part.parameters()))
         raise UserError(
-            f"model.core={core_name(module) or 'null'}: {place} ({lines}) does not call {type(core).__name__} as a "
+            f"model.core={core_name(module) or 'null'}: {step_name} ({lines}) does not call {type(core).__name__} as a "
             f"module. Name the submodule that it calls: {children}."
         )
-    bad = unknown([list(found[0].args), found[0].kwargs])
+    bad = unknown([list(calls[0].args), calls[0].kwargs])
     require(
         bad is None,
-        f"model.core: {place} passes a {name_of(bad)} to the core{where}. Name a submodule that takes tensors and "
+        f"model.core: {step_name} passes a {name_of(bad)} to the core{where}. Name a submodule that takes tensors and "
         "plain values.",
     )
-    return found[0].map(torch.Tensor.detach)
+    return calls[0].map(torch.Tensor.detach)
 
 
 class _Idle:
@@ -403,16 +405,18 @@ def _outside_of_a_loop(module: LightningModule) -> Iterator[None]:
 
     def optimizers(*_: Any, **__: Any) -> Any:
         if not idle:
-            made = module.trainer.optimizers or _configure_optimizers(cast(Any, module.configure_optimizers()))[0]
-            idle.extend(map(_Idle, made))
+            own_optimizers = (
+                module.trainer.optimizers or _configure_optimizers(cast(Any, module.configure_optimizers()))[0]
+            )
+            idle.extend(map(_Idle, own_optimizers))
         return idle[0] if len(idle) == 1 else idle
 
-    before, modes = dict(vars(module)), [(part, part.training) for part in module.modules()]
+    attributes, modes = dict(vars(module)), [(part, part.training) for part in module.modules()]
     devices = sorted({p.device.index for p in module.parameters() if p.device.type == "cuda"})
     replaced: dict[str, Any] = dict.fromkeys(SILENT, lambda *_, **__: None) | {"optimizers": optimizers}
-    python, numpy, without = random.getstate(), np.random.get_state(), module._trainer is None
+    python, numpy, detached = random.getstate(), np.random.get_state(), module._trainer is None
     with torch.random.fork_rng(devices=devices), torch.no_grad(), uncompiled(module):
-        if without:
+        if detached:
             module.trainer = stand_in()
         vars(module).update(replaced)
         module.eval()
@@ -421,9 +425,9 @@ def _outside_of_a_loop(module: LightningModule) -> Iterator[None]:
         finally:
             for name in replaced:
                 vars(module).pop(name, None)
-                if name in before:
-                    vars(module)[name] = before[name]
-            if without:
+                if name in attributes:
+                    vars(module)[name] = attributes[name]
+            if detached:
                 module.trainer = None
             for part, training in modes:
                 part.training = training

@@ -68,10 +68,10 @@ class OwnLoss:
         with torch.enable_grad():
             outputs = outputs.detach().requires_grad_()
             self._move(outputs)
-            found = {name: self._term(name, outputs, targets) for name in self.terms}
-        if not any(value.requires_grad for value in found.values()):
+            terms = {name: self._term(name, outputs, targets) for name in self.terms}
+        if not any(value.requires_grad for value in terms.values()):
             raise UserError(
-                f"{self._key(next(iter(found)))} has no gradient with respect to the outputs: compute it without "
+                f"{self._key(next(iter(terms)))} has no gradient with respect to the outputs: compute it without "
                 "detach(), item() or argmax()."
             )
 
@@ -93,8 +93,8 @@ class OwnLoss:
         except torch.OutOfMemoryError:
             raise
         except CALL_ERRORS as error:
-            given = f"outputs {shape(outputs)} and targets {shape(targets)}"
-            raise UserError(f"{self._key(name)} does not accept {given}: {_reason(error)}") from error
+            inputs = f"outputs {shape(outputs)} and targets {shape(targets)}"
+            raise UserError(f"{self._key(name)} does not accept {inputs}: {_reason(error)}") from error
         if not isinstance(value, Tensor) or value.dim():
             raise UserError(f"{self._key(name)} returns {_what(value)}: expected a scalar, such as the mean.")
         return value
@@ -103,12 +103,12 @@ class OwnLoss:
         return f"task.loss{'' if name == 'loss' else f'.{name}'}={named(self.terms[name])}"
 
     def _move(self, outputs: Tensor) -> None:
-        place = (outputs.device, outputs.dtype)
-        if place != self._place:
-            self._place = place
+        target = (outputs.device, outputs.dtype)
+        if target != self._place:
+            self._place = target
             for term in self.terms.values():
                 if isinstance(term, nn.Module):
-                    term.to(*place)
+                    term.to(*target)
 
 
 def chosen(given: Any, known: Sequence[str]) -> tuple[list[str], dict[str, Metric]]:
@@ -188,15 +188,15 @@ class Meters(nn.Module):
         if not len(targets):
             return
         for name, metric, binary in zip(self.names, self._of(split), self._binary, strict=True):
-            second = binary and predictions.dim() == 2 and predictions.shape[1] == 2 and targets.dim() == 1
-            given = predictions[:, 1] if second else predictions
+            takes_second = binary and predictions.dim() == 2 and predictions.shape[1] == 2 and targets.dim() == 1
+            scores = predictions[:, 1] if takes_second else predictions
             try:
-                metric.update(given, targets)
+                metric.update(scores, targets)
             except torch.OutOfMemoryError:
                 raise
             except CALL_ERRORS as error:
                 raise UserError(
-                    f"task.metrics.{name}: {named(metric)} does not accept predictions {shape(given)} and targets "
+                    f"task.metrics.{name}: {named(metric)} does not accept predictions {shape(scores)} and targets "
                     f"{shape(targets)}: {_reason(error)}"
                 ) from error
 
@@ -206,7 +206,7 @@ class Meters(nn.Module):
         metrics = self._of(split)
         if trainer is not None and trainer.world_size > 1:
             _merge(metrics, trainer)
-        found = {}
+        values = {}
         for name, metric in zip(self.names, metrics, strict=True):
             if metric.update_count:
                 key = f"task.metrics.{name}: {named(metric)}"
@@ -217,9 +217,9 @@ class Meters(nn.Module):
                 if not isinstance(value, Tensor) or value.numel() != 1:
                     way = " (average=macro returns one)" if hasattr(metric, "average") else ""
                     raise UserError(f"{key} returns {_what(value)}: expected a scalar{way}.")
-                found[name] = float(value)
+                values[name] = float(value)
             metric.reset()
-        return found
+        return values
 
     def check_kinds(self, predicts: str, width: int) -> None:
         """Raise UserError for a metric of another kind than the task's `width` classes or labels."""
@@ -228,12 +228,12 @@ class Meters(nn.Module):
             return
         for name, metric in zip(self.names, self._of("train"), strict=True):
             kind = type(metric).__name__
-            given = next((one for one in ("Binary", *PREFIXES.values()) if kind.startswith(one)), prefix)
-            if given == prefix or (given == "Binary" and (predicts == "labels" or width == 2)):
+            own_prefix = next((known for known in ("Binary", *PREFIXES.values()) if kind.startswith(known)), prefix)
+            if own_prefix == prefix or (own_prefix == "Binary" and (predicts == "labels" or width == 2)):
                 continue
             raise UserError(
                 f"task.metrics.{name}: {kind} does not fit {width} {predicts}. Use torchmetrics.classification."
-                f"{prefix}{kind.removeprefix(given)}."
+                f"{prefix}{kind.removeprefix(own_prefix)}."
             )
 
     def check(self, predictions: Tensor, targets: Tensor) -> None:
@@ -271,11 +271,11 @@ def _reduce_states(metric: Metric, states: Sequence[dict[str, Any]]) -> dict[str
     values: dict[str, Any] = {}
     reductions: dict[str, Any] = dict(metric._reductions)
     for name, reduction in reductions.items():
-        found = [state["values"][name] for state in states]
-        if isinstance(found[0], list):
-            values[name] = [part for parts in found for part in parts]
+        parts_by_rank = [state["values"][name] for state in states]
+        if isinstance(parts_by_rank[0], list):
+            values[name] = [part for parts in parts_by_rank for part in parts]
         else:
-            stacked = torch.stack(found)
+            stacked = torch.stack(parts_by_rank)
             values[name] = stacked if reduction is None else reduction(stacked)
     return {"count": sum(state["count"] for state in states), "values": values}
 

@@ -50,10 +50,10 @@ class MultiLabelTask(SupervisedTask):
 
     def check_outputs(self, outputs: Tensor | None, facts: Mapping[str, Any]) -> None:
         super().check_outputs(outputs, facts)
-        found = None if outputs is None else outputs.shape[-1]
-        if self._pos_weight is not None and found is not None and len(self._pos_weight) != found:
+        labels = None if outputs is None else outputs.shape[-1]
+        if self._pos_weight is not None and labels is not None and len(self._pos_weight) != labels:
             raise UserError(
-                f"task.pos_weight: expected a weight for each of the net's {found} logits, got {len(self._pos_weight)}."
+                f"task.pos_weight: expected {labels} weights, one for each logit, got {len(self._pos_weight)}."
             )
 
     def dummy_targets(self, rows: int, width: int) -> Tensor:
@@ -85,8 +85,8 @@ class MultiLabelTask(SupervisedTask):
     def reduce(self, outputs: Tensor, batch: Any, loss: Tensor) -> Tensor:
         outputs, targets = self._counting(outputs.detach(), batch[1])
         right = ((outputs > 0) == (targets > 0.5)).float().mean(dim=1).sum()
-        found = [right] if "accuracy" in self.metrics else []
-        return stacked(loss, found, len(targets))
+        sums = [right] if "accuracy" in self.metrics else []
+        return stacked(loss, sums, len(targets))
 
     def scored(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
         outputs, targets = self._counting(self.cast_for_loss(outputs, batch[1]), batch[1])

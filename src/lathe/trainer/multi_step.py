@@ -68,7 +68,9 @@ class MultiStep:
         )
         self.update, self.zero_grad = short_step(self.optimizer), short_zero_grad(self.optimizer)
         self.schedules: list[tuple[Any, Callable[[], Any]]] = [
-            (one, short_schedule(one.scheduler)) for one in trainer.lr_scheduler_configs if one.interval == "step"
+            (config, short_schedule(config.scheduler))
+            for config in trainer.lr_scheduler_configs
+            if config.interval == "step"
         ]
         self.own_schedule = _overrides(self.module, "lr_scheduler_step", LightningModule)
 
@@ -78,7 +80,7 @@ class MultiStep:
         trainer: Any = loop.trainer
         if loop.steps_per_call == 1 or type(trainer.profiler) is not PassThroughProfiler:
             return None
-        if any(one.interval == "step" and one.reduce_on_plateau for one in trainer.lr_scheduler_configs):
+        if any(config.interval == "step" and config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
             return None
         if trainer.accumulate_grad_batches != 1 or (trainer.world_size > 1 and not ranks_agree_on_stops(trainer)):
             return None
@@ -102,8 +104,11 @@ class MultiStep:
             return False
         own = [name for name in HOOKS if _overrides(module, name, LightningModule)]
         parts = [
-            (one, [name for name in HOOKS if _overrides(one, name, Callback) and callable(getattr(one, name))])
-            for one in trainer.callbacks
+            (
+                callback,
+                [name for name in HOOKS if _overrides(callback, name, Callback) and callable(getattr(callback, name))],
+            )
+            for callback in trainer.callbacks
         ]
         for part, names in [*(part for part in parts if part[1]), (module, own)]:
             every_step = getattr(part, "every_step", ())
@@ -134,9 +139,9 @@ class MultiStep:
                 count, logging = self._next_group(most - done, MAX_SECONDS - (perf_counter() - began))
                 if not count:
                     break
-                made = self._run_group(count, logging)
-                done += made
-                if made < count:
+                steps = self._run_group(count, logging)
+                done += steps
+                if steps < count:
                     break
         finally:
             self._write_rows()
@@ -176,12 +181,12 @@ class MultiStep:
         began = perf_counter()
         try:
             while done < count:
-                asked = perf_counter()
+                fetch_began = perf_counter()
                 try:
                     batch = self._next_batch()
                 except StopIteration:
                     break
-                waited += perf_counter() - asked
+                waited += perf_counter() - fetch_began
                 batches.append(batch)
                 index = first + done
                 for hook in start:

@@ -101,7 +101,9 @@ class FitLoop(_FitLoop):
             parameter.requires_grad_(changes.get("requires_grad", {}).get(name, parameter.requires_grad))
         for name, part in module.named_modules():
             part.training = changes.get("training", {}).get(name, part.training)
-        if module.automatic_optimization and any(one.reduce_on_plateau for one in self.trainer.lr_scheduler_configs):
+        if module.automatic_optimization and any(
+            config.reduce_on_plateau for config in self.trainer.lr_scheduler_configs
+        ):
             from lathe.trainer.schedule_resume import PlateauResume  # for a user's LightningModule
 
             loop.plateaus = PlateauResume(loop, loop.plateau_state)
@@ -274,15 +276,15 @@ class EpochLoop(_TrainingEpochLoop):
         most = self.steps_per_call or inf
         if not self._should_check_val_epoch():
             return most
-        every = trainer.val_check_batch
-        if every == inf:
-            every = trainer.limit_train_batches if isinstance(trainer.limit_train_batches, int) else inf
+        interval = trainer.val_check_batch
+        if interval == inf:
+            interval = trainer.limit_train_batches if isinstance(trainer.limit_train_batches, int) else inf
         if trainer._val_check_time_interval is not None:
             return 1
-        if every in (None, inf):
+        if interval in (None, inf):
             return most
         done = self.total_batch_idx if trainer.check_val_every_n_epoch is None else self.batch_idx
-        return min(most, every - (done + 1) % every)
+        return min(most, interval - (done + 1) % interval)
 
 
 class Optimization(_AutomaticOptimization):

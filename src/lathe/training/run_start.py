@@ -80,7 +80,9 @@ def check_metric_names(cfg: dict[str, Any], task: Any, callbacks: Sequence[Callb
         return
     needs_test = not cfg["test"] and objective.startswith("test/")
     require(not needs_test, f"objective={objective} needs the test that test=false leaves out.")
-    added = [name for one in callbacks if hasattr(one, "result_names") for name in one.result_names(task)]
+    added = [
+        name for callback in callbacks if hasattr(callback, "result_names") for name in callback.result_names(task)
+    ]
     known = [*declared, *COUNTS, *added]
     of_method = objective.partition("/")[0] in methods(cfg.get("compression") or {})  # its reports depend on the net
     is_known = any_name or of_method or objective in known
@@ -103,9 +105,9 @@ class RunStart(Callback):
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:  # would use the first logger's
                 callback.dirpath = str(self.run.path / OWN_CHECKPOINTS)
-        for given in self.given:
-            if stage == "fit" and given not in trainer.callbacks:  # type: ignore[attr-defined]
-                kind, module = type(given).__name__, type(pl_module).__name__
+        for callback in self.given:
+            if stage == "fit" and callback not in trainer.callbacks:  # type: ignore[attr-defined]
+                kind, module = type(callback).__name__, type(pl_module).__name__
                 rank_zero_warn(f"callbacks: a {kind} of {module}.configure_callbacks takes the place of the run's own.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -101,7 +101,7 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
         skipped.add("checkpoint")
     nodes = {name: node for name, node in cfg["callbacks"].items() if node is not None and name not in skipped}
     built: dict[str, Callback] = {}
-    seen: dict[str, str] = {}  # by place in a checkpoint
+    names_by_role: dict[str, str] = {}  # by place in a checkpoint
     for name, node in nodes.items():
         node = _with_metric(name, node, nodes.get("checkpoint"), task)
         built[name] = instantiate_as(node, f"callbacks.{name}", Callback)
@@ -109,9 +109,9 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
             require(not isinstance(built[name], kind), f"callbacks.{name}: {kind.__name__}: {reason}.")
         if isinstance(built[name], ModelPruning):
             rank_zero_warn(f"callbacks.{name}: ModelPruning saves no masks. Use compression=prune.")
-        place = "a progress bar" if isinstance(built[name], ProgressBar) else built[name].state_key
-        other = seen.setdefault(place, name)
-        require(other == name, f"callbacks.{other} and callbacks.{name} are both {place}: leave one of them out.")
+        role = "a progress bar" if isinstance(built[name], ProgressBar) else built[name].state_key
+        other = names_by_role.setdefault(role, name)
+        require(other == name, f"callbacks.{other} and callbacks.{name} are both {role}: leave one of them out.")
     frozen = [lathe.callbacks.FrozenStatistics()] if cfg.get("freeze") else []
     return [ExactResume(cfg["seed"]), *task.own_callbacks(), *frozen, *make_methods(cfg), *built.values()]
 
