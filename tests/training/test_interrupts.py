@@ -26,7 +26,7 @@ def _handler() -> Iterator[None]:
 
 
 def running() -> Any:
-    return SimpleNamespace(begun=True, interrupted=False, given=[], command="again")
+    return SimpleNamespace(begun=True, interrupted=False, callbacks=[], command="again")
 
 
 class Interrupted(io.RawIOBase):

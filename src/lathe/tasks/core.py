@@ -65,6 +65,6 @@ def record_calls(task: nn.Module, batches: Iterable[Any], limit: int = 1, split:
     if isinstance(example, str):
         device = next((parameter.device for parameter in module.parameters()), "cpu")
         return [Call.load(example).to(device)]
-    from lathe.tasks.lightning import record  # for a user's own module only
+    from lathe.tasks.recording import record  # for a user's own module only
 
     return record(module, islice(batches, limit), split)

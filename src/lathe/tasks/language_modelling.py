@@ -15,7 +15,8 @@ from lathe.config.validation import validated
 from lathe.data.order import IGNORE
 from lathe.errors import UserError
 from lathe.nets.init import apply_init
-from lathe.tasks.base import Task, stacked
+from lathe.tasks.base import Task
+from lathe.tasks.metric_sums import stacked
 
 CHUNK = 2**24  # logits whose log-probabilities exist at the same time in evaluation: 64 MiB of float32
 

@@ -17,7 +17,8 @@ from torchmetrics.aggregation import BaseAggregator
 
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, did_you_mean, user_location
-from lathe.tasks.base import SPLITS, gather_objects, load_metric_state, metric_state
+from lathe.tasks.base import SPLITS
+from lathe.tasks.metric_state import gather_objects, load_metric_state, metric_state
 
 CALL_ERRORS = (TypeError, ValueError, RuntimeError, IndexError, NotImplementedError)  # of wrong shapes and types
 PREFIXES = {"classes": "Multiclass", "labels": "Multilabel"}  # of torchmetrics, by what a task predicts

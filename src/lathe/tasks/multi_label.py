@@ -14,7 +14,7 @@ from lathe.config.types import Name, NonNegative, SomeNames
 from lathe.config.validation import validated
 from lathe.data.order import IGNORE
 from lathe.errors import ArgumentError, UserError
-from lathe.tasks.base import stacked
+from lathe.tasks.metric_sums import stacked
 from lathe.tasks.supervised import SupervisedTask
 
 

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lathe.config.types import Name, SomeNames
 from lathe.config.validation import validated
 from lathe.errors import UserError
-from lathe.tasks.base import stacked
+from lathe.tasks.metric_sums import stacked
 from lathe.tasks.supervised import SupervisedTask
 
 

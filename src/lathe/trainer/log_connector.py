@@ -25,7 +25,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lathe.data.steps import reached
-from lathe.tasks.base import load_metric_state, metric_state
+from lathe.tasks.metric_state import load_metric_state, metric_state
 
 FIELDS = (
     "fx",

@@ -4,7 +4,7 @@ Lightning 2.6 spends about 0.25 ms around a step. A group of steps runs only for
 `every_step`. Callbacks and tasks opt in with `skippable_steps` (`lathe.callbacks.SkippableHooks` documents it). A group
 ends before a step that a skipped hook needs, before a validation or the end of an epoch, and after 0.1 s, so that the
 progress bar stays live. A logged step does not end a group if all that log it can defer their rows, which are written
-after the group. Every other step is Lightning's own.
+after the group. Every other step is Lightning's own; `lathe.trainer.trainer` has the table of who makes which step.
 """
 
 import math

@@ -1,4 +1,16 @@
-"""Lightning's Trainer with loops of our own: several optimizer steps per call, exact logging and exact resume."""
+"""Lightning's Trainer with loops of our own: several optimizer steps per call, exact logging and exact resume.
+
+`EpochLoop.advance` decides who makes the next optimizer steps:
+
+| code | steps |
+|---|---|
+| `MultiStep._run_group` | those that no hook needs, in a run with a plain step (`MultiStep.create`) |
+| Lightning, through `Optimization.run` | all others, such as the last one before a validation |
+| `strategies.WholeStep` | compile.scope=step: both call it for forward, backward, clipping and update |
+
+The first two give equal weights, to the bit. A strategy or precision with a step of its own (pipeline, DeepSpeed,
+16-mixed) makes it inside Lightning's.
+"""
 
 from math import inf
 from typing import Any, Literal

@@ -48,7 +48,7 @@ def evaluate_best(
     tested.
     """
     compression = [callback for callback in callbacks if isinstance(callback, Compression)]
-    checkpoint = next((c for c in callbacks if isinstance(c, Checkpoint)), None)
+    checkpoint = next((callback for callback in callbacks if isinstance(callback, Checkpoint)), None)
     needs_validation = any(getattr(callback, "needs_final_validation", False) for callback in callbacks)
     pruned = next((callback.pruned for callback in callbacks if isinstance(callback, TrialReport)), None)
     tests = cfg["test"] and pruned is None
@@ -62,30 +62,11 @@ def evaluate_best(
     if checkpoint is None:
         reported = numbers(trainer.callback_metrics)
     else:
-        best = checkpoint.path("best")
-        if not best.exists():
-            reason = "no validation ran" if checkpoint.best_score is None else "best.ckpt was not there"
-            checkpoint.keep_newest(trainer, reason)
-        if compression:
-            if trainer.is_global_zero:
-                from lathe.training.compression_finalize import finalize_compression  # most runs compress nothing
-
-                finalize_compression(cfg, best, compression)
-            trainer.strategy.barrier()
-        state = read_checkpoint(best)
+        state = _complete_best(cfg, trainer, checkpoint, compression)
         reported = checkpoint.latest | checkpoint.best_metrics
         changed = bool(compression) and bool(state.get("finalised", False))
         if tests or changed or needs_validation:
-            if compression or getattr(trainer.strategy, "reshapes", False):  # the trained net can't take the weights
-                task = make_task(cfg, train=False)
-                to_double(task, cfg)
-                testing = [callback for callback in callbacks if getattr(callback, "acts_in_final_test", False)]
-                foreign = is_foreign(task.driven)  # its steps may ask a logger for more than numbers
-                tester = make_trainer(
-                    cfg, run.path, [*task.own_callbacks(), *testing], [Discard()] if foreign else None
-                )
-            restore(task.net, state, str(best), finite=False)  # the result reports what isn't
-            tester.callbacks.append(RestoreOwnState(state))  # type: ignore[attr-defined]  # a connector sets it
+            task, tester = _load_best(cfg, run, trainer, task, state, callbacks)
         if changed:
             tester.validate(task.driven, datamodule=datamodule, verbose=False)
             reported |= numbers(tester.callback_metrics)
@@ -111,6 +92,42 @@ def evaluate_best(
         result |= method.report()
     result |= {"seed": cfg["seed"], "name": cfg["name"], **({"tags": cfg["tags"]} if cfg.get("tags") else {})}
     return result if pruned is None else {**result, "pruned": pruned}
+
+
+def _complete_best(
+    cfg: dict[str, Any], trainer: Trainer, checkpoint: Checkpoint, compression: list[Compression]
+) -> dict[str, Any]:
+    """Write best.ckpt if it is missing, apply the compression methods that act after training, and return it."""
+    best = checkpoint.path("best")
+    if not best.exists():
+        reason = "no validation ran" if checkpoint.best_score is None else "best.ckpt was not there"
+        checkpoint.keep_newest(trainer, reason)
+    if compression:
+        if trainer.is_global_zero:
+            from lathe.training.compression_finalize import finalize_compression  # most runs compress nothing
+
+            finalize_compression(cfg, best, compression)
+        trainer.strategy.barrier()
+    return read_checkpoint(best)
+
+
+def _load_best(
+    cfg: dict[str, Any], run: RunDir, trainer: Trainer, task: Task, state: dict[str, Any], callbacks: list[Callback]
+) -> tuple[Task, Trainer]:
+    """Return a task with the weights of best.ckpt, and the Trainer to evaluate it: new ones if the trained net can't
+    take these weights.
+    """
+    tester = trainer
+    compresses = any(isinstance(callback, Compression) for callback in callbacks)
+    if compresses or getattr(trainer.strategy, "reshapes", False):
+        task = make_task(cfg, train=False)
+        to_double(task, cfg)
+        testing = [callback for callback in callbacks if getattr(callback, "acts_in_final_test", False)]
+        loggers: Any = [Discard()] if is_foreign(task.driven) else None  # its steps may ask a logger for more
+        tester = make_trainer(cfg, run.path, [*task.own_callbacks(), *testing], loggers)
+    restore(task.net, state, str(run.best), finite=False)  # the result reports what isn't
+    tester.callbacks.append(RestoreOwnState(state))  # type: ignore[attr-defined]  # a connector sets it
+    return task, tester
 
 
 def _describe_best(

@@ -182,13 +182,13 @@ def make_loggers(cfg: dict[str, Any], run_dir: Path, start_step: int) -> list[Lo
     return loggers
 
 
-def trial_report(cfg: dict[str, Any], task: Task, sweep: dict[str, Any] | None) -> TrialReport | None:
-    """Build the callback that reports validations to a search; None for a run that is not part of one.
+def trial_report(cfg: dict[str, Any], task: Task, sweep: dict[str, Any] | None) -> list[TrialReport]:
+    """Build the callback that reports validations to a search; none for a run that is not part of one.
 
     `sweep` has the sweep's folder and the job's number.
     """
     if sweep is None or sweep.get("job") is None:
-        return None
+        return []
     from lathe.runs.optuna_study import trial_of
 
     trial, _, options = trial_of(Path(sweep["folder"]), sweep["job"])
@@ -196,8 +196,8 @@ def trial_report(cfg: dict[str, Any], task: Task, sweep: dict[str, Any] | None) 
     monitor = task.monitor if monitor in (None, "auto") else monitor
     compares_runs = options.get("pruner", "none") != "none" and options.get("repeats") is None
     if not compares_runs or monitor is None:
-        return None
-    return TrialReport(trial if getattr(rank_zero_only, "rank", 0) == 0 else None, monitor)
+        return []
+    return [TrialReport(trial if getattr(rank_zero_only, "rank", 0) == 0 else None, monitor)]
 
 
 def make_trainer(
