@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.quiet import quiet_trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lathe.tasks import LanguageModellingTask
 from lathe.tasks import language_modelling as module
-from lathe.trainer import Trainer
 
 VOCAB, TIME = 11, 5
 
@@ -58,13 +58,7 @@ def test_replicas_with_different_numbers_of_targets_average_to_the_global_mean()
 
 
 def evaluate(task: LanguageModellingTask, data: list[Any]) -> dict[str, float]:
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    trainer = Trainer(accelerator="cpu", devices=1, **quiet)  # type: ignore[arg-type]
+    trainer = quiet_trainer()
     trainer.validate(task, DataLoader(data, batch_size=None), verbose=False)  # type: ignore[arg-type]
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 

@@ -227,15 +227,6 @@ def test_gradients_in_validation(tmp_path: Path) -> None:
     assert evaluated(0, cfg, "val")["val_loss"] == pytest.approx(result["val_loss"], rel=1e-5)
 
 
-def test_a_tuple_needs_no_trust(tmp_path: Path) -> None:
-    shape = "width: 16, shape: {_target_: builtins.tuple, _args_: [[1, 8, 8]]}"
-    words = ("trainer.max_epochs=1", "test=false", "data.batch_size=100")
-    cfg = new_run(tmp_path, *QUICK, *BEST, net("Shaped", shape), *words)
-    RunDir(directory(cfg)).save_config(cfg)
-    train(cfg)
-    assert load(directory(cfg), trusted=["support.own_lightning"]).task.example_input_array.shape == (1, 1, 8, 8)
-
-
 def test_a_checkpoint_callback_of_ones_own_writes_into_the_run_directory(tmp_path: Path) -> None:
     kind = "lightning.pytorch.callbacks.ModelCheckpoint"
     asked = f"{{_target_: {kind}, dirpath: {tmp_path / 'given'}, monitor: val_accuracy, mode: max}}"

@@ -84,7 +84,6 @@ def test_every_value_is_in_the_row_of_its_optimizer_step(tmp_path: Path, accumul
     [
         ("on_train_batch_start", 6, ("callbacks.checkpoint.every_n_train_steps=5", "trainer.val_check_interval=0.5")),
         ("on_validation_start", 10, ("callbacks.checkpoint.every_n_train_steps=4",)),
-        ("on_test_start", 0, ()),
     ],
 )
 def test_an_interrupted_run_writes_the_same_rows(

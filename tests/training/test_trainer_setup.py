@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from support.own_parts import Logging
-from support.runs import SMALL, config, new_run, rows, weights
+from support.runs import SMALL, config, new_run, rows
 
 import lathe.receipt
 from lathe import trust
@@ -15,10 +15,8 @@ from lathe.compression.pruning.callback import Prune
 from lathe.compression.quantization.callback import QAT
 from lathe.errors import UserError
 from lathe.runs.build import make_data, make_task
-from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.rundir import RunDir
 from lathe.strategies import DDP
-from lathe.training.compression_finalize import finalize_compression
 from lathe.training.train import train
 from lathe.training.trainer_setup import make_callbacks, make_loggers, make_methods, make_trainer, world_size
 
@@ -60,11 +58,6 @@ def test_one_process_ignores_the_variables_of_a_slurm_job(tmp_path: Path, monkey
 
 OWN = "task._target_=support.own_parts.Logging"
 STOP = "callbacks=[default,early_stopping]"
-CONV = (
-    *("model=resnet20", "model.net.width=8", "model.net.depth=8", "data.batch_size=100", "compression.receipt=none"),
-    *("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false"),
-    *("trainer.max_epochs=1", "trainer.limit_train_batches=6", "trainer.log_every_n_steps=2"),
-)
 
 
 @pytest.fixture(autouse=True)
@@ -183,22 +176,6 @@ def test_methods_are_in_order_with_their_window_of_the_run() -> None:
     assert [type(method) for method in found] == [Prune, QAT]
     assert [method.window for method in found] == [(0.0, 0.5), (0.5, 1.0)]
     assert make_methods(config()) == []
-
-
-def test_weights_that_are_changed_after_training_are_evaluated_and_changed_once(tmp_path: Path) -> None:
-    cfg = new_run(tmp_path, *CONV, "compression=ptq_static")
-    train(cfg)
-    run = RunDir(cfg["paths"]["run_dir"])
-    state = read_checkpoint(run.best)
-    assert state["structure"]["quantization"]
-    assert "optimizer_states" not in state
-    assert "quantization" not in read_checkpoint(run.last).get("structure", {})
-    before = weights(run.path, "best")
-    assert finalize_compression(cfg, run.best, make_methods(cfg))  # as after a kill between the two
-    after = weights(run.path, "best")
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert run.result["best_step"] == 6
-    assert 0 < run.result["val/accuracy"] <= 1
 
 
 def test_the_best_epoch_is_one_with_all_masks(tmp_path: Path) -> None:

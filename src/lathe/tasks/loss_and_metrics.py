@@ -41,21 +41,21 @@ class OwnLoss:
     holds, such as class weights, comes from the configuration and not from a checkpoint.
     """
 
-    def __init__(self, given: Any) -> None:
-        self.terms: dict[str, Any] = dict(given.items()) if isinstance(given, Mapping) else {"loss": given}
-        self._place: tuple[torch.device, torch.dtype] | None = None
+    def __init__(self, loss: Any) -> None:
+        self.terms: dict[str, Any] = dict(loss.items()) if isinstance(loss, Mapping) else {"loss": loss}
+        self._moved_to: tuple[torch.device, torch.dtype] | None = None
         if not self.terms:
             raise ArgumentError("loss={}: expected a loss, or several by name.")
         for name, term in self.terms.items():
-            key = f"loss.{name}" if isinstance(given, Mapping) else "loss"
+            key = f"loss.{name}" if isinstance(loss, Mapping) else "loss"
             if not callable(term) or isinstance(term, type):
                 raise ArgumentError(
-                    f"{key}={named(term)}: expected a callable (outputs, targets) -> scalar, such as "
+                    f"{key}={describe(term)}: expected a callable (outputs, targets) -> scalar, such as "
                     "{_target_: torch.nn.CrossEntropyLoss}."
                 )
             if isinstance(term, nn.Module) and any(p.requires_grad for p in term.parameters()):
                 raise ArgumentError(
-                    f"{key}={named(term)} has trainable parameters, which no optimizer updates: freeze them, or put "
+                    f"{key}={describe(term)} has trainable parameters, which no optimizer updates: freeze them, or put "
                     "them into the net."
                 )
 
@@ -101,21 +101,23 @@ class OwnLoss:
         return value
 
     def _key(self, name: str) -> str:
-        return f"task.loss{'' if name == 'loss' else f'.{name}'}={named(self.terms[name])}"
+        return f"task.loss{'' if name == 'loss' else f'.{name}'}={describe(self.terms[name])}"
 
     def _move(self, outputs: Tensor) -> None:
         target = (outputs.device, outputs.dtype)
-        if target != self._place:
-            self._place = target
+        if target != self._moved_to:
+            self._moved_to = target
             for term in self.terms.values():
                 if isinstance(term, nn.Module):
                     term.to(*target)
 
 
-def chosen(given: Any, known: Sequence[str]) -> tuple[list[str], dict[str, Metric]]:
+def select_metrics(metrics: Any, known: Sequence[str]) -> tuple[list[str], dict[str, Metric]]:
     """Return what `metrics` asks for: names of `known`, and torchmetrics by name."""
-    if isinstance(given, (str, Metric)) or not isinstance(given, (Mapping, Sequence)):
-        raise ArgumentError(f"metrics={named(given)}: expected a list of names and torchmetrics, or these by name.")
+    if isinstance(metrics, (str, Metric)) or not isinstance(metrics, (Mapping, Sequence)):
+        raise ArgumentError(
+            f"metrics={describe(metrics)}: expected a list of names and torchmetrics, or these by name."
+        )
 
     def default_name(item: Any) -> str:
         """Return a metric's own name; that of MulticlassF1Score is f1_score."""
@@ -123,7 +125,7 @@ def chosen(given: Any, known: Sequence[str]) -> tuple[list[str], dict[str, Metri
         snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", plain).lower()
         return item if isinstance(item, str) else snake
 
-    pairs = given.items() if isinstance(given, Mapping) else ((default_name(item), item) for item in given)
+    pairs = metrics.items() if isinstance(metrics, Mapping) else ((default_name(item), item) for item in metrics)
     sums: list[str] = []
     objects: dict[str, Metric] = {}
     for name, item in pairs:
@@ -141,7 +143,7 @@ def chosen(given: Any, known: Sequence[str]) -> tuple[list[str], dict[str, Metri
             continue
         if not isinstance(item, Metric) or isinstance(item, BaseAggregator):
             raise ArgumentError(
-                f"metrics.{name}={named(item)}: expected a torchmetric of predictions and targets, such as "
+                f"metrics.{name}={describe(item)}: expected a torchmetric of predictions and targets, such as "
                 "torchmetrics.classification.MulticlassAUROC."
             )
         objects[name] = item
@@ -197,7 +199,7 @@ class Meters(nn.Module):
                 raise
             except CALL_ERRORS as error:
                 raise UserError(
-                    f"task.metrics.{name}: {named(metric)} does not accept predictions {shape(scores)} and targets "
+                    f"task.metrics.{name}: {describe(metric)} does not accept predictions {shape(scores)} and targets "
                     f"{shape(targets)}: {_reason(error)}"
                 ) from error
 
@@ -210,7 +212,7 @@ class Meters(nn.Module):
         values = {}
         for name, metric in zip(self.names, metrics, strict=True):
             if metric.update_count:
-                key = f"task.metrics.{name}: {named(metric)}"
+                key = f"task.metrics.{name}: {describe(metric)}"
                 try:
                     value = metric.compute()
                 except CALL_ERRORS as error:
@@ -281,7 +283,7 @@ def _reduce_states(metric: Metric, states: Sequence[dict[str, Any]]) -> dict[str
     return {"count": sum(state["count"] for state in states), "values": values}
 
 
-def named(part: Any) -> str:
+def describe(part: Any) -> str:
     """Return a loss or a metric as a user writes it."""
     if isinstance(part, (str, int, float, type(None))):
         return str(part)

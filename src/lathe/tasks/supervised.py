@@ -55,13 +55,13 @@ class SupervisedTask(Task):
             apply_init(net, init)
         if loss is None and metrics is None:
             return
-        from lathe.tasks.loss_and_metrics import Meters, OwnLoss, chosen  # most runs take the task's own
+        from lathe.tasks.loss_and_metrics import Meters, OwnLoss, select_metrics  # most runs take the task's own
 
         if loss is not None:
             self._loss = OwnLoss(loss)
         if metrics is None:
             return
-        sums, objects = chosen(metrics, self.known)
+        sums, objects = select_metrics(metrics, self.known)
         self._named, self.computed = self.sums_of(sums)
         self.metrics = ("loss", *self._named)
         if objects:

@@ -89,9 +89,9 @@ class MultiStep:
         if "whole_step" not in vars(trainer.lightning_module) and _needs_closure(trainer.optimizers[0]):
             return None
         steps = cls(loop, fetcher)
-        return steps if steps._find_parts() else None
+        return steps if steps._collect_hooks() else None
 
-    def _find_parts(self) -> bool:
+    def _collect_hooks(self) -> bool:
         """Collect what callbacks and module declare; return whether steps may be grouped."""
         module, trainer = self.module, self.trainer
         if not hasattr(module, "skippable_steps"):
@@ -102,24 +102,19 @@ class MultiStep:
         if (hook := module.own_hook()) is not None:
             _report_single_steps(hook, hook)
             return False
-        own = [name for name in HOOKS if _overrides(module, name, LightningModule)]
-        parts = [
-            (
-                callback,
-                [name for name in HOOKS if _overrides(callback, name, Callback) and callable(getattr(callback, name))],
-            )
-            for callback in trainer.callbacks
-        ]
-        for part, names in [*(part for part in parts if part[1]), (module, own)]:
+        for part, base in [*((callback, Callback) for callback in trainer.callbacks), (module, LightningModule)]:
+            hooks = [name for name in HOOKS if _overrides(part, name, base) and callable(getattr(part, name))]
+            if not hooks and part is not module:
+                continue
             every_step = getattr(part, "every_step", ())
-            others = set(names).difference(every_step)
             limit: Limit | None = _until_logged if type(part) in LOGGED_STEPS_ONLY else None
-            if limit is None and set(every_step) <= set(EVERY_STEP) and _declares(part, "skippable_steps", others):
+            skipped = set(hooks).difference(every_step)
+            if limit is None and set(every_step) <= set(EVERY_STEP) and _declares(part, "skippable_steps", skipped):
                 limit = part.skippable_steps
             if limit is None:
                 stated = getattr(part, "skippable_steps", part) is None
                 if not stated and not type(part).__module__.startswith("lightning."):  # not for a user to change
-                    _report_single_steps(f"{type(part).__name__}.{names[0]}", type(part))
+                    _report_single_steps(f"{type(part).__name__}.{hooks[0]}", type(part))
                 return False
             # Several processes would have to reduce their metrics at the same steps.
             defers = trainer.world_size == 1 and _declares(part, "can_defer_log", ["skippable_steps"])
@@ -192,7 +187,7 @@ class MultiStep:
                 for hook in start:
                     hook(trainer, module, batch, index)
                 if done + 1 == count:
-                    self._add_rows(trainer.global_step + 1, logging, "deferred_row_at_start")
+                    self._defer_rows(trainer.global_step + 1, logging, "deferred_row_at_start")
                 stepped.total.ready += 1
                 stepped.current.ready += 1
                 if compiled is not None:
@@ -233,7 +228,7 @@ class MultiStep:
         for observer in self._observers:
             observer(trainer, module, batches, waited)
         if done == count:
-            self._add_rows(trainer.global_step, logging, "deferred_row")
+            self._defer_rows(trainer.global_step, logging, "deferred_row")
         return done
 
     def _next_batch(self) -> Any:
@@ -280,7 +275,7 @@ class MultiStep:
             zeroed.started += done
             zeroed.completed += done
 
-    def _add_rows(self, step: int, parts: list[Any], function: str) -> None:
+    def _defer_rows(self, step: int, parts: list[Any], function: str) -> None:
         rows = [getattr(part, function)(self.trainer) for part in parts if hasattr(part, function)]
         self._rows += [(step, row) for row in rows if row is not None]
 
