@@ -23,9 +23,6 @@ class DDP(DDPStrategy):
     """Lightning's DDPStrategy, which never ignores a communication hook.
 
     `comm_hook` is fp16, bf16 (gradients are sent at half their size) or powersgd (Vogels et al. 2019).
-
-    Raises:
-        UserError: the hook is unknown, or torch does not accept the PowerSGD settings.
     """
 
     @validated

@@ -174,9 +174,6 @@ class FSDP(ShardedStrategy):
 
     `replicas` is the number of groups of ranks with a full copy each (hybrid sharding); parameters are sharded within a
     group.
-
-    Raises:
-        UserError: `replicas` does not divide the ranks.
     """
 
     name = "fsdp"

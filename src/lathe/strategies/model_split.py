@@ -27,9 +27,6 @@ class ModelSplit(SingleDeviceStrategy):
     Args:
         devices: such as ["cuda:0", "cuda:1"]; null takes every GPU of this machine. A device may be repeated.
         split: number of blocks per device; null minimizes the largest number of parameters on a device.
-
-    Raises:
-        UserError: a device does not exist, the net has no blocks, or the split does not fit them.
     """
 
     @validated

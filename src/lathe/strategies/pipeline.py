@@ -38,9 +38,6 @@ class Pipeline(DDPStrategy):
     gradients.
 
     Clipping, accumulation, optimizer and callbacks work on local tensors. Checkpoints equal those of a single process.
-
-    Raises:
-        UserError: a setting is impossible, or the net can't be cut so.
     """
 
     reshapes = True

@@ -39,9 +39,6 @@ class TensorParallel(MixedMeshes, ShardedStrategy):
     With `fsdp`, a rank's shards are sharded again over the data replicas (2D parallelism); without it, replicas are
     equal and average their gradients. With `sequence_parallel`, activations between the sharded layers are slices of
     dimension 1. Logits are gathered: every rank of a group computes the whole loss.
-
-    Raises:
-        UserError: the sizes do not multiply to the number of processes, or the net can't be sharded so.
     """
 
     name = "tensor"

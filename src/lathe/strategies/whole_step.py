@@ -31,10 +31,6 @@ class WholeStep:
     Learning rates are tensors in the graph, so that a schedule causes no recompilation; other code reads numbers.
 
     `task.net` and `task.objective` make the step; `mode`, `dynamic`, `backend` and `options` are torch.compile's.
-
-    Raises:
-        UserError: this torch can't capture a backward pass; or, at the first graph, the net, the loss or the optimizer
-            can't be captured whole.
     """
 
     def __init__(

@@ -173,9 +173,6 @@ class Task(MetricSums):
     def split_batch(self, batch: Any, n: int) -> list[Any]:
         """Return a batch as `n` micro-batches along the first dimension; scalars, such as a count of targets, are
         divided by `n`.
-
-        Raises:
-            UserError: the samples do not divide by `n`.
         """
         size = len(batch[0])
         require(size % n == 0, f"strategy.microbatches={n} does not divide a replica's batch of {size} samples.")

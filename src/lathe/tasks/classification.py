@@ -31,9 +31,6 @@ class ClassificationTask(SupervisedTask):
     `class_weights` weigh the cross-entropy of a sample by its class: the loss is sum_i w[y_i] l_i / n with w scaled to
     a mean of 1, in training and evaluation. torch divides by sum_i w[y_i] instead, which depends on how samples are
     divided among devices.
-
-    Raises:
-        ArgumentError: an unknown initialisation, loss or metric, or arguments that exclude each other.
     """
 
     metrics: tuple[str, ...] = ("loss", "accuracy")

@@ -53,9 +53,6 @@ class LanguageModellingTask(Task):
     `count`, it is divided by the batch's own counted targets. The net returns logits [batch, time, vocabulary].
 
     Metrics are means over tokens. A perplexity too large for a float is inf.
-
-    Raises:
-        ArgumentError: an unknown initialisation.
     """
 
     metrics = ("loss", "accuracy")

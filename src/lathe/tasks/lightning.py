@@ -34,10 +34,6 @@ class LightningTask(Task):
     child with parameters, else the module), and `example` a file with its arguments (None: as a step calls it).
 
     Its metrics and outputs are not declared, so only a metric that the user names is monitored.
-
-    Raises:
-        UserError: `net` is not a LightningModule, has no training_step, has lazy parameters, or has both or neither of
-            `configure_optimizers` and `optimizer`.
     """
 
     metrics: tuple[str, ...] = ()

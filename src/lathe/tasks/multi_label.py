@@ -22,9 +22,6 @@ class MultiLabelTask(SupervisedTask):
     """A batch is `(x, y)`: y [batch, labels] of 0 and 1, or -100 throughout a row that only fills up a batch. The net
     returns a logit for each label. `accuracy` is the share of labels that are right at a probability of one half;
     torchmetrics get the sigmoid and integers [batch, labels]. `pos_weight` weighs the ones of each label.
-
-    Raises:
-        ArgumentError: an unknown initialisation, loss or metric, or arguments that exclude each other.
     """
 
     metrics: tuple[str, ...] = ("loss", "accuracy")

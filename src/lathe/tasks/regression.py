@@ -21,9 +21,6 @@ class RegressionTask(SupervisedTask):
     """A batch is `(x, y)`: y float [batch] or [batch, values], like the net's outputs; outputs [batch, 1] count as
     [batch]. Losses and torchmetrics get both in the shape of y. The metrics `mae` and `mse` are means over all values,
     `rmse` is the root of `mse`. Every row counts.
-
-    Raises:
-        ArgumentError: an unknown initialisation, loss or metric.
     """
 
     metrics: tuple[str, ...] = ("loss", "mae", "mse")
