@@ -116,7 +116,7 @@ def test_a_raised_end_extends_the_schedule(tmp_path: Path, capsys: pytest.Captur
     for epochs in (1, 2):
         cfg["trainer"]["max_epochs"] = whole["trainer"]["max_epochs"] = epochs
         train(cfg)
-    assert "OneCycleLR is planned anew for this run's length: total_steps=52 (was 26).\n" in capsys.readouterr().out
+    assert "OneCycleLR is adjusted to this run's length: total_steps=52 (was 26).\n" in capsys.readouterr().out
     assert RunDir(directory(cfg)).result["epochs"] == 2
     train(whole)
     found, expected = (column(directory(each), "lr-SGD") for each in (cfg, whole))

@@ -144,20 +144,11 @@ def test_early_stopping_takes_the_monitor_of_the_checkpoint() -> None:
     assert watched("callbacks.checkpoint.monitor=val/loss", named) == ("val/accuracy", "max")
 
 
-STOPPED: dict[str, tuple[str, ...]] = {
-    "own": (OWN, "callbacks.early_stopping.monitor=own/worse", "callbacks.early_stopping.mode=max"),
-    "training": (
-        "callbacks.early_stopping.monitor=train/loss",
-        "callbacks.early_stopping.check_on_train_epoch_end=true",
-        "callbacks.early_stopping.min_delta=100",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", STOPPED)
-def test_early_stopping_ends_a_run(tmp_path: Path, case: str) -> None:
-    words = ("trainer.max_epochs=9", "callbacks.early_stopping.patience=2")
-    assert train(new_run(tmp_path, *SMALL, STOP, *words, *STOPPED[case]))["epochs"] == 3
+def test_early_stopping_ends_a_run_by_a_metric_of_training(tmp_path: Path) -> None:
+    key = "callbacks.early_stopping"
+    words = (f"{key}.patience=2", f"{key}.monitor=train/loss", f"{key}.check_on_train_epoch_end=true")
+    cfg = new_run(tmp_path, *SMALL, STOP, "trainer.max_epochs=9", *words, f"{key}.min_delta=100")
+    assert train(cfg)["epochs"] == 3
 
 
 def test_a_metric_that_nothing_logs_ends_the_run_after_the_first_validation(tmp_path: Path) -> None:

@@ -80,14 +80,14 @@ def _parameters(optimizer: Optimizer) -> list[Any]:
 # -- gradients
 
 
-def install_clipping(plugin: Precision, stages: ProcessGroup | None = None, elsewhere: Iterable[Tensor] = ()) -> None:
+def install_clipping(plugin: Precision, stages: ProcessGroup | None = None, uncounted: Iterable[Tensor] = ()) -> None:
     """Make clipping and the 16-mixed scaler of a precision work on sharded gradients; torch's support only one mesh.
 
     It replaces methods of `plugin`. The norm is also taken over `stages`, the ranks that each hold a stage of the net;
-    `elsewhere` are parameters that another stage counts in it.
+    `uncounted` are parameters that another stage counts in it.
     """
     own: Any = plugin
-    own.clip_grad_by_norm = lambda optimizer, limit: clip_by_norm(_parameters(optimizer), limit, stages, elsewhere)
+    own.clip_grad_by_norm = lambda optimizer, limit: clip_by_norm(_parameters(optimizer), limit, stages, uncounted)
     own.clip_grad_by_value = lambda optimizer, limit: clip_by_value(_parameters(optimizer), limit)
     scaler = getattr(plugin, "scaler", None)
     if scaler is not None:
@@ -114,10 +114,10 @@ def _unscale(
 
 
 def clip_by_norm(
-    parameters: Iterable[Tensor], limit: float, stages: ProcessGroup | None = None, elsewhere: Iterable[Tensor] = ()
+    parameters: Iterable[Tensor], limit: float, stages: ProcessGroup | None = None, uncounted: Iterable[Tensor] = ()
 ) -> Tensor:
     """Clip the gradients' global norm to `limit`, as torch's clip_grad_norm_; return the old norm. Collective."""
-    gradients, skipped = list(_gradients(parameters)), {id(parameter) for parameter in elsewhere}
+    gradients, skipped = list(_gradients(parameters)), {id(parameter) for parameter in uncounted}
     norm = global_norm([gradient for parameter, gradient in gradients if id(parameter) not in skipped], stages)
     scale = (limit / (norm + 1e-6)).clamp(max=1.0)
     for _, gradient in gradients:

@@ -164,8 +164,8 @@ class Pipeline(DDPStrategy):
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
         if fitting:
-            elsewhere = () if self._part.first else self._part.shared()
-            install_clipping(self.precision_plugin, self._groups["stages"], elsewhere)
+            uncounted = () if self._part.first else self._part.shared()
+            install_clipping(self.precision_plugin, self._groups["stages"], uncounted)
 
     # -- steps
 

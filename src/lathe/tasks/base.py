@@ -70,7 +70,7 @@ class Task(MetricSums):
         self.schedule_repeats = 1  # how often a run goes through its schedule
         self._restored: dict[str, Any] = {}  # "sums" and "log" of a checkpoint
 
-    # What a subclass writes: the loss, and the sums of its metrics.
+    # The contract of a subclass: the loss, and the sums of its metrics.
 
     def losses(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
         """Return named loss terms, whose sum is trained on. Callbacks wrap this by replacing `objective`."""
@@ -179,7 +179,7 @@ class Task(MetricSums):
         parts = [[item / n] * n if item.dim() == 0 else list(item.chunk(n)) for item in batch]
         return [tuple(part) for part in zip(*parts, strict=True)]
 
-    # What the Trainer builds of the task.
+    # Model and optimizer for the Trainer.
 
     def configure_model(self) -> None:
         """Let the strategy shard the net, before the optimizer is built."""
@@ -260,7 +260,7 @@ class Task(MetricSums):
             )
         return task if map_location is None else task.to(map_location)
 
-    # What other parts of a run ask of a task.
+    # For callbacks, strategies and the Trainer.
 
     @property
     def driven(self) -> LightningModule:

@@ -52,7 +52,7 @@ class MetricSums(LightningModule):
         self.latest: dict[str, float] = {}  # means of the last logged step
         self._deferred_rows: list[tuple[dict[str, Any], int]] = []  # of logged steps, with their epochs
 
-    # What a task declares, which `Task` documents.
+    # Written by a task, and documented in `Task`.
 
     @property
     def metric_names(self) -> list[str]:

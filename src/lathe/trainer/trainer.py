@@ -8,8 +8,8 @@
 | Lightning, through `Optimization.run` | all others, such as the last one before a validation |
 | `strategies.WholeStep` | compile.scope=step: both call it for forward, backward, clipping and update |
 
-The first two give equal weights, to the bit. A strategy or precision with a step of its own (pipeline, DeepSpeed,
-16-mixed) makes it inside Lightning's.
+The first two give equal weights, to the bit. A strategy or precision that changes the step (pipeline, DeepSpeed,
+16-mixed) does so inside Lightning's.
 """
 
 from math import inf

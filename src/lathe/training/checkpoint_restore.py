@@ -87,7 +87,7 @@ class CheckpointRestore(_CheckpointConnector):
             lengths = replan(config.scheduler, state)
             if lengths and self.trainer.is_global_zero:
                 name = type(config.scheduler).__name__
-                print(f"{name} is planned anew for this run's length: {', '.join(lengths)}.", flush=True)
+                print(f"{name} is adjusted to this run's length: {', '.join(lengths)}.", flush=True)
 
     def _is_own(self) -> bool:
         """Return whether the checkpoint is in the run's directory, and so was not written by plain Lightning."""
