@@ -67,16 +67,11 @@ def test_a_resume_without_a_checkpoint_starts_again_with_a_message(
     assert capfd.readouterr().out.count(message) == 1
 
 
-def _sleep() -> None:
-    time.sleep(60)
-
-
 def test_a_forked_process_does_not_hold_the_lock(tmp_path: Path) -> None:
     """Data workers may outlive their run by seconds."""
     run = RunDir(new_run(tmp_path, "model=mlp")["paths"]["run_dir"])
-    context = multiprocessing.get_context("fork")
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     with locked(run.path):
-        child = context.Process(target=_sleep)
         child.start()
         assert run.busy
     try:
@@ -115,27 +110,20 @@ def test_optimizer_options_that_ckpt_mode_trainer_replaces_are_warned_about(tmp_
     assert all(value.equal(theirs[name]) for name, value in weights(other).items())
 
 
-SILENT: dict[str, tuple[tuple[str, ...], str]] = {
-    "rounding that never began": (
-        (
-            "compression=qat",
-            "compression.qat.start=0.75",
-            "compression.receipt=none",
-            "callbacks=[default,early_stopping]",
-            "callbacks.early_stopping.stopping_threshold=0.01",
-        ),
-        r"compression\.qat: training ended at step 20, before rounding began at step 30",
-    ),
-    "pruning without a step": (
-        ("compression=prune", "compression.receipt=none", "trainer.max_epochs=0"),
-        r"no optimizer step was made, so Prune had nothing to do",
-    ),
-}
+STOP = ("callbacks=[default,early_stopping]", "callbacks.early_stopping.stopping_threshold=0.01")
 
 
 @pytest.mark.filterwarnings("ignore:.*(is not validated|no validation|was not judged)")
-@pytest.mark.parametrize("case", SILENT)
-def test_a_component_that_never_acted_is_warned_about(tmp_path: Path, case: str) -> None:
-    words, told = SILENT[case]
-    with pytest.warns(UserWarning, match=told):
-        trained(tmp_path, *words)
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("compression=qat", "compression.qat.start=0.75", *STOP),
+            r"compression\.qat: training ended at step 20, before rounding began at step 30",
+        ),
+        (("compression=prune", "trainer.max_epochs=0"), r"no optimizer step was made, so Prune had nothing to do"),
+    ],
+)
+def test_a_component_that_never_acted_is_warned_about(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    with pytest.warns(UserWarning, match=message):
+        trained(tmp_path, "compression.receipt=none", *words)

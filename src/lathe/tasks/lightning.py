@@ -17,10 +17,11 @@ from torch.utils._pytree import tree_leaves
 from lathe.compression.structure import structure_of
 from lathe.config.validation import validated
 from lathe.errors import UserError, require
+from lathe.measure.processes import everyones
 from lathe.tasks.base import Task
 from lathe.tasks.checkpoint_types import name_of, print_left_out
 from lathe.tasks.core import core_of, find_core
-from lathe.tasks.metric_state import gather_logs, gather_objects, restore_logs
+from lathe.tasks.metric_state import gather_logs, restore_logs
 from lathe.tasks.recording import ExampleRecorder
 from lathe.tasks.scheduler import KEY, NEVER, make_optimizers
 
@@ -290,7 +291,7 @@ def synchronise_module(trainer: Trainer, module: LightningModule) -> None:
     def checked_gather(data: Any, group: Any = None, sync_grads: bool = False) -> Any:
         if group is None and not module.training:
             own = [list(leaf.shape) for leaf in tree_leaves(data) if isinstance(leaf, Tensor)]
-            shapes = gather_objects(own, trainer)
+            shapes = everyones(own)
             if any(other != shapes[0] for other in shapes):
                 shown = "; ".join(f"rank {rank}: {shape}" for rank, shape in enumerate(shapes[:4]))
                 raise UserError(

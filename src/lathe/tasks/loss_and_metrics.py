@@ -17,8 +17,9 @@ from torchmetrics.aggregation import BaseAggregator
 
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, did_you_mean, user_location
+from lathe.measure.processes import everyones
 from lathe.tasks.base import SPLITS
-from lathe.tasks.metric_state import gather_objects, load_metric_state, metric_state
+from lathe.tasks.metric_state import load_metric_state, metric_state
 
 CALL_ERRORS = (TypeError, ValueError, RuntimeError, IndexError, NotImplementedError)  # of wrong shapes and types
 PREFIXES = {"classes": "Multiclass", "labels": "Multilabel"}  # of torchmetrics, by what a task predicts
@@ -255,7 +256,7 @@ def _merge(metrics: Sequence[Metric], trainer: Trainer) -> None:
     sharing = trainer.distributed_sampler_kwargs
     replica = sharing["rank"] if sharing else trainer.global_rank
     mine = [[metric_state(part) for part in _parts(metric)] for metric in metrics]
-    each = gather_objects((replica, mine), trainer)
+    each = everyones((replica, mine))
     for number, metric in enumerate(metrics):
         rows: dict[int, list[dict[str, Any]]] = {}
         for rank, states in each:

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torchmetrics import Metric
+
+from lathe.measure.processes import everyones
 
 
 def gather_logs(trainer: Trainer, module: LightningModule) -> list[dict[str, Any]]:
@@ -14,7 +15,7 @@ def gather_logs(trainer: Trainer, module: LightningModule) -> list[dict[str, Any
     if trainer.state.fn != "fit" or not hasattr(connector, "flush"):  # Lightning's own Trainer
         return []
     connector.flush()
-    return gather_objects(connector.state(module), trainer)
+    return everyones(connector.state(module))
 
 
 def restore_logs(saved: list[dict[str, Any]], trainer: Trainer, module: LightningModule) -> None:
@@ -29,14 +30,6 @@ def restore_logs(saved: list[dict[str, Any]], trainer: Trainer, module: Lightnin
             f"Resumed on {trainer.world_size} processes instead of {len(saved)}: this epoch's training torchmetrics "
             "cover the rest of it only."
         )
-
-
-def gather_objects(mine: Any, trainer: Trainer) -> list[Any]:
-    """Return every rank's object; a collective."""
-    each = [mine] * trainer.world_size
-    if trainer.world_size > 1:
-        torch.distributed.all_gather_object(each, mine)
-    return each
 
 
 def metric_state(metric: Metric) -> dict[str, Any]:

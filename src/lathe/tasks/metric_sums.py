@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lathe.data.steps import reached, steps_before
 from lathe.errors import require
+from lathe.measure.processes import everyones_tensors
 
 if TYPE_CHECKING:
     from lathe.tasks.loss_and_metrics import Meters
@@ -252,13 +253,9 @@ class MetricSums(LightningModule):
         self._sum_deferred()
         gathered = {}
         for kind, sums in (("window", self._sums.get("train")), ("epoch", self._epoch_sums.get("train"))):
-            if self.trainer.world_size > 1:
-                own = self._zeros() if sums is None else sums
-                rows = [torch.empty_like(own) for _ in range(self.trainer.world_size)]
-                torch.distributed.all_gather(rows, own)
+            if sums is not None or self.trainer.world_size > 1:
+                rows = everyones_tensors(self._zeros() if sums is None else sums)
                 gathered[kind] = [row.tolist() for row in rows]
-            elif sums is not None:
-                gathered[kind] = [sums.tolist()]
         return gathered
 
     def restore_sums(self, gathered: dict[str, list[list[float]]]) -> None:
