@@ -48,7 +48,7 @@ def test_a_pruned_and_quantized_run_after_a_death(tmp_path: Path, interruption: 
 
 @pytest.mark.slow
 def test_kill_9_on_two_processes(tmp_path: Path) -> None:
-    overrides = (*SHORT, *METHODS["stacked"], "strategy=ddp", "trainer.devices=2", "trainer.max_epochs=4")
+    overrides = (*SHORT, *METHODS["stacked"], "strategy=ddp", "trainer.devices=2", "trainer.max_epochs=3")
     check(run(*overrides, f"paths.log_dir={tmp_path / 'alone'}", cwd=tmp_path))
     (alone,) = runs(tmp_path / "alone")
     directory = kill_when(tmp_path / "killed", 30, *overrides, f"paths.log_dir={tmp_path / 'killed'}")
