@@ -56,7 +56,8 @@ def drawn(seed: object) -> tuple[tuple[str, ...], list[Deaths]]:
         *chance.choice(LOGGED),
     )
     anywhere = (chance.choice(HOOKS), chance.randrange(1, 2 * each))
-    return options, [[("on_train_batch_start", each)], [anywhere, ("on_train_batch_start", 2 * each)]]
+    deaths = [("on_train_batch_start", each), anywhere, ("on_train_batch_start", 2 * each)]
+    return options, [sorted(deaths, key=lambda death: death[1])]
 
 
 # validations counted across epochs, without an upper limit of epochs: a resumed run added an epoch of one step

@@ -210,7 +210,6 @@ def test_a_middle_stage_holds_nothing_outside_the_blocks(stage: int) -> None:
 
 # as LAWS
 FOUR: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "gpt 2x1x2 interleaved": ("gpt4", {"schedule": "interleaved"}, {"optimizer": adam}),
     "tied 1x1x4": ("tied", {"data": 1, "stages": None, "schedule": "1f1b"}, {"optimizer": adam}),
     "gpt 1x2x2": ("gpt4", {"tensor": 2}, {"optimizer": adam}),
 }
