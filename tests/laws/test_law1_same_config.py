@@ -43,14 +43,8 @@ def _train(
     """Run the script with the witness's folder on the path; its ranks are new processes, or forked."""
     folder = script.parent
     words = [
-        *launcher,
-        str(script),
-        *arguments,
-        "optimizer.lr=${draw:}",
-        "trainer.devices=2",
-        *SMALL,
-        "trainer.max_epochs=1",
-        "+callbacks.witness._target_=witness.Witness",
+        *(*launcher, str(script), *arguments, *SMALL, "trainer.max_epochs=1", "trainer.devices=2"),
+        *("optimizer.lr=${draw:}", "+callbacks.witness._target_=witness.Witness"),
         f"+callbacks.witness.folder={folder / 'seen'}",
     ]
     process = start(words, folder, environment(), fork_ranks=fork_ranks)
@@ -78,7 +72,7 @@ def test_ranks_share_one_draw_and_one_directory(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_sweep_leaves_one_directory_per_job_and_ranks_agree(tmp_path: Path) -> None:
-    check(_train(_project(tmp_path), "-m", "seed=1,2"))
+    check(_train(_project(tmp_path), "-m", "seed=1,2", fork_ranks=True))
     assert len(runs(tmp_path / "logs")) == 2
     seen = _seen(tmp_path)
     assert [len(set(ranks)) for ranks in seen.values()] == [1, 1]  # the ranks of a run agree

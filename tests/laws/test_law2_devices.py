@@ -2,32 +2,24 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.commands import check, run
-from support.runs import QUIET, SMALL, column, runs
+from support.ranks import on_ranks
+from support.runs import QUIET, SMALL, column, new_run
+
+import lathe.training.train
 
 RESNET = (
-    "model=resnet20",
-    "model.net.width=4",
-    "model.net.depth=8",
-    *QUIET,
-    "trainer.max_epochs=2",
-    "data.batch_size=100",
-    "optimizer.lr=0.01",
-    "data.augment.cutout=2",
+    *("model=resnet20", "model.net.width=4", "model.net.depth=8", *QUIET, "trainer.max_epochs=2"),
+    *("data.batch_size=100", "optimizer.lr=0.01", "data.augment.cutout=2"),
 )
 LISTED = ("RandomResizedCrop", "RandomFlip", "TrivialAugmentWide", "RandomErasing")
 ITEMS = ",".join(f"{{_target_: lathe.data.{name}}}" for name in LISTED)
 # overrides, and the relative difference of losses
 CASES = {
     "accumulated": (
-        (
-            *SMALL,
-            "data.eval_batch_size=33",
-            "trainer.gradient_clip_val=0.5",
-            "trainer.accumulate_grad_batches=2",
-        ),
+        (*SMALL, "data.eval_batch_size=33", "trainer.gradient_clip_val=0.5", "trainer.accumulate_grad_batches=2"),
         1e-5,
     ),
     "batchnorm": (RESNET, 1e-5),  # its norm layers see the global batch
@@ -36,9 +28,14 @@ CASES = {
 }
 
 
-def _losses(log_dir: Path, *arguments: str) -> tuple[list[float], dict[str, float]]:
-    check(run(*arguments, "trainer.log_every_n_steps=1", f"paths.log_dir={log_dir}", cwd=log_dir.parent))
-    directory = runs(log_dir)[-1]
+def _train(rank: int, cfg: dict[str, Any]) -> None:
+    lathe.training.train.train(cfg)
+
+
+def _losses(folder: Path, *arguments: str, world: int = 1) -> tuple[list[float], dict[str, float]]:
+    cfg = new_run(folder, *arguments, "trainer.log_every_n_steps=1", f"trainer.devices={world}")
+    on_ranks(_train, cfg, world=world, timeout=120)
+    directory = Path(cfg["paths"]["run_dir"])
     return column(directory, "train/loss"), json.loads((directory / "result.json").read_text())
 
 
@@ -48,7 +45,7 @@ def _losses(log_dir: Path, *arguments: str) -> tuple[list[float], dict[str, floa
 def test_two_processes_have_the_losses_of_one(tmp_path: Path, name: str) -> None:
     arguments, tolerance = CASES[name]
     one, result_one = _losses(tmp_path / "one", *arguments)
-    two, result_two = _losses(tmp_path / "two", *arguments, "strategy=ddp", "trainer.devices=2")
+    two, result_two = _losses(tmp_path / "two", *arguments, "strategy=ddp", world=2)
     assert len(one) == len(two) > 10
     assert two == pytest.approx(one, rel=tolerance)
     for metric in ("val/loss", "test/loss"):

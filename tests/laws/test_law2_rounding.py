@@ -6,29 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 from support.ranks import on_ranks
-from support.runs import column, new_run
+from support.runs import QUIET, column, new_run
 
 import lathe.training.train
 from lathe.data.synthetic import Synthetic
 
 NARROW = (
-    "model=resnet20",
-    "model.net.width=4",
-    "model.net.depth=8",
-    "data=synthetic",
-    "data.image_size=32",
-    "data.source.train_size=320",
-    "data.source.val_size=64",
-    "data.source.test_size=64",
-    "data.batch_size=64",
-    "trainer.accelerator=cpu",
-    "trainer.max_epochs=1",
-    "trainer.enable_progress_bar=false",
-    "trainer.enable_model_summary=false",
-    "trainer.log_every_n_steps=1",
-    "test=false",
-    "optimizer.lr=0.1",
-    "callbacks.throughput=null",
+    *("model=resnet20", "model.net.width=4", "model.net.depth=8", "optimizer.lr=0.1", "test=false", *QUIET),
+    *("data=synthetic", "data.image_size=32", "data.source.train_size=320", "data.batch_size=64"),
+    *("data.source.val_size=64", "data.source.test_size=64", "trainer.max_epochs=1", "trainer.log_every_n_steps=1"),
 )
 
 

@@ -18,18 +18,9 @@ from lathe.nets import CifarResNet
 
 # Sizes, data, loss and training that differ from all defaults.
 OVERRIDES = (
-    "model=resnet20",
-    "model.net.width=6",
-    "model.net.depth=8",
-    "model.net.shortcut=zero_pad",
-    "data.image_size=12",
-    "data.source.split_seed=3",
-    "data.mean=[0.2]",
-    "optimizer=adamw",
-    "precision=bf16-mixed",
-    "callbacks=[default,ema]",
-    "trainer.max_epochs=2",
-    *QUIET,
+    *("model=resnet20", "model.net.width=6", "model.net.depth=8", "model.net.shortcut=zero_pad"),
+    *("data.image_size=12", "data.source.split_seed=3", "data.mean=[0.2]", "optimizer=adamw"),
+    *("precision=bf16-mixed", "callbacks=[default,ema]", "trainer.max_epochs=2", *QUIET),
 )
 
 
@@ -83,28 +74,18 @@ def test_a_plain_net_opens_a_checkpoint(trained: Path, name: str) -> None:
         assert accuracy == pytest.approx(json.loads((trained / "result.json").read_text())["test/accuracy"], abs=1e-6)
 
 
+SLOW = ("compile=default", "precision=64-true")
+
+
 @pytest.mark.parametrize(
-    "overrides",
-    [
-        pytest.param(("compile=default",), marks=pytest.mark.slow),
-        pytest.param(("precision=64-true",), marks=pytest.mark.slow),
-        ("precision=bf16-true",),
-        ("strategy=ddp",),
-    ],
-    ids=str,
+    "override", [*(pytest.param(each, marks=pytest.mark.slow) for each in SLOW), "precision=bf16-true", "strategy=ddp"]
 )
-def test_names_are_plain_under_every_choice(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+def test_names_are_plain_under_every_choice(tmp_path: Path, override: str) -> None:
     words = (
-        "model=resnet20",
-        "model.net.width=4",
-        "model.net.depth=8",
-        "trainer.max_epochs=1",
-        "trainer.limit_train_batches=3",
-        "test=false",
-        *QUIET,
-        "trainer.log_every_n_steps=1",
+        *("model=resnet20", "model.net.width=4", "model.net.depth=8", "trainer.max_epochs=1", "test=false", *QUIET),
+        *("trainer.limit_train_batches=3", "trainer.log_every_n_steps=1"),
     )
-    check(run(*words, *overrides, cwd=tmp_path))
+    check(run(*words, override, cwd=tmp_path))
     state = torch.load(next(tmp_path.glob("logs/train/*/checkpoints/last.ckpt")), weights_only=True)
     net = CifarResNet(depth=8, width=4, in_channels=1, num_classes=10)
     assert list(state["state_dict"]) == list(net.state_dict())
@@ -133,16 +114,10 @@ def test_raw_pixels_are_enough(trained: Path, tmp_path: Path) -> None:
 
 
 def test_weights_start_another_run(trained: Path, tmp_path: Path) -> None:
-    kept = [word for word in OVERRIDES if not word.startswith(("callbacks", "precision", "trainer.max_epochs"))]
+    words = [word for word in OVERRIDES if not word.startswith(("callbacks", "precision", "trainer.max_epochs"))]
     # A rate too small to change a float32, so that the weights stay equal.
-    cfg = new_run(
-        tmp_path,
-        *kept,
-        "trainer.max_epochs=1",
-        f"ckpt_path={trained}",
-        "optimizer.lr=1e-30",
-        "optimizer.weight_decay=0",
-    )
+    words += ["trainer.max_epochs=1", "optimizer.lr=1e-30", "optimizer.weight_decay=0"]
+    cfg = new_run(tmp_path, *words, f"ckpt_path={trained}")
     result = lathe.training.train.train(cfg)
     assert result["best_step"] > 0
     before = torch.load(trained / "checkpoints" / "best.ckpt", weights_only=True)["state_dict"]

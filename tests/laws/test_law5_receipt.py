@@ -9,7 +9,7 @@ from typing import Any
 import onnxruntime
 import pytest
 import torch
-from support.commands import check, run
+from support.commands import in_process
 from support.runs import SMALL, new_run, weights
 
 from lathe import export
@@ -170,11 +170,14 @@ def test_a_method_that_changed_nothing_says_so_loudly(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
-def test_the_command_measures_any_finished_run(pruned: Path, tmp_path: Path) -> None:
+def test_the_command_measures_any_finished_run(
+    pruned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     plain = trained(tmp_path, "model.net.width=64", "model.net.depth=2")
-    words = (f"baseline={plain}", "effort=quick", "trainer.accelerator=cpu")
-    done = check(run(f"run={pruned}", *words, script="scripts/receipt.py", cwd=tmp_path))
+    monkeypatch.chdir(tmp_path)
+    words = (f"run={pruned}", f"baseline={plain}", "effort=quick", "trainer.accelerator=cpu")
+    assert in_process("scripts/receipt.py", *words) == 0
     receipt = read(pruned)
     assert receipt["baseline"] == str(plain)
     assert 0 < next(row["agreement"]["share"] for row in receipt["figures"] if row["agreement"]) <= 1
-    assert receipt["findings"][0] in done.stdout
+    assert receipt["findings"][0] in capfd.readouterr().out

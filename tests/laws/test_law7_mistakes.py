@@ -13,8 +13,6 @@ import lathe.training.train
 
 HAS_GPU = torch.cuda.is_available()
 Cli = Callable[..., tuple[int, str]]
-# The message must come before a search for the data, which are missing.
-NO_DATA = ("data=cifar10", "data.source.download=false")
 
 
 def _one_sentence(result: tuple[int, str], *words: str) -> None:
@@ -27,82 +25,83 @@ def _one_sentence(result: tuple[int, str], *words: str) -> None:
         assert word in lines[0]
 
 
+# Overrides, and words of the answer. With data=cifar10, it comes before a search for the data, which are missing.
 TYPED = {
-    "unknown key": (["optimizer.lrr=0.1"], ["optimizer.lrr", "did you mean lr?"]),
-    "a key without its group": (["lr=0.1"], ["lr", "did you mean optimizer.lr?"]),
-    "a group left out": (["~model"], ["model is missing", "leave ~model out"]),
-    "unknown group": (["optmizer=adamw"], ["optmizer", "did you mean optimizer?"]),
-    "unknown choice": (["model=rsnet20"], ["model=rsnet20", "did you mean resnet20?"]),
-    "not an override": (["optimizer.lr=["], ["optimizer.lr=[", "key=value"]),
-    "a word for a number": (["optimizer.lr=fast"], ["optimizer.lr=fast", "a number above 0"]),
+    "unknown key": ("optimizer.lrr=0.1", ["optimizer.lrr", "did you mean lr?"]),
+    "a key without its group": ("lr=0.1", ["lr", "did you mean optimizer.lr?"]),
+    "a group left out": ("~model", ["model is missing", "leave ~model out"]),
+    "unknown group": ("optmizer=adamw", ["optmizer", "did you mean optimizer?"]),
+    "unknown choice": ("model=rsnet20", ["model=rsnet20", "did you mean resnet20?"]),
+    "not an override": ("optimizer.lr=[", ["optimizer.lr=[", "key=value"]),
+    "a word for a number": ("optimizer.lr=fast", ["optimizer.lr=fast", "a number above 0"]),
     "indivisible batch": (
-        ["data.batch_size=33", "trainer.devices=2", "trainer.accelerator=cpu"],
+        "data.batch_size=33 trainer.devices=2 trainer.accelerator=cpu",
         ["data.batch_size=33", "trainer.devices", "multiple of 2"],
     ),
     "more GPUs than there are": (
-        ["trainer.accelerator=gpu", "trainer.devices=999"],
+        "trainer.accelerator=gpu trainer.devices=999",
         ["trainer.", "999" if HAS_GPU else "gpu"],
     ),
-    "no end": (["trainer.max_epochs=null"], ["trainer.max_epochs=null", "trainer.max_steps"]),
+    "no end": ("trainer.max_epochs=null", ["trainer.max_epochs=null", "trainer.max_steps"]),
     "a metric that no task logs": (
-        ["callbacks.checkpoint.monitor=val/acc"],
+        "callbacks.checkpoint.monitor=val/acc",
         ["callbacks.checkpoint.monitor=val/acc", "did you mean val/accuracy?"],
     ),
-    "unknown argument of a net": (["+model.net.widht=3"], ["model.net.widht", "did you mean width?"]),
-    "dp without a GPU": (["strategy=dp"], ["strategy=dp", "strategy=ddp"]),
-    "images for a language model": (["model=gpt_nano"], ["model.net.vocab_size", "data=synthetic_tokens"]),
-    "unknown precision": (["precision=fp16"], ["precision=fp16", "16-"]),
-    "a key of another choice of compile": (
-        ["compile.scope=step"],
-        ["compile.scope", "compile=none", "compile=default"],
-    ),
-    "warm-up longer than the run": (["scheduler.warmup=5000"], ["scheduler.warmup=5000", "optimizer steps"]),
-    "wrong facts about the data": (["data.num_classes=7"], ["data.num_classes=7", "10"]),
-    "batch larger than the data": (["data.batch_size=5000"], ["data.batch_size=5000", "1300"]),
+    "unknown argument of a net": ("+model.net.widht=3", ["model.net.widht", "did you mean width?"]),
+    "dp without a GPU": ("strategy=dp", ["strategy=dp", "strategy=ddp"]),
+    "images for a language model": ("model=gpt_nano", ["model.net.vocab_size", "data=synthetic_tokens"]),
+    "unknown precision": ("precision=fp16", ["precision=fp16", "16-"]),
+    "a key of another choice of compile": ("compile.scope=step", ["compile.scope", "compile=none", "compile=default"]),
+    "warm-up longer than the run": ("scheduler.warmup=5000", ["scheduler.warmup=5000", "optimizer steps"]),
+    "wrong facts about the data": ("data.num_classes=7", ["data.num_classes=7", "10"]),
+    "batch larger than the data": ("data.batch_size=5000", ["data.batch_size=5000", "1300"]),
     "no data and no download": (
-        ["data=cifar10", "data.source.download=false"],
+        "data=cifar10 data.source.download=false",
         ["paths.data_dir", "cifar-10-binary.tar.gz"],
     ),
-    "no such run": (["resume=logs/nowhere"], ["resume=logs/nowhere", "no such directory"]),
-    "not a run": (["resume=."], ["resume=.", "not a run directory"]),
-    "no such checkpoint": (["ckpt_path=missing.ckpt"], ["ckpt_path=", "missing.ckpt", "no such file"]),
-    "unknown method of compression": (["compression=pruning"], ["compression=pruning", "prune"]),
-    "methods out of order": (["compression=[qat,prune]"], ["compression=[qat,prune]", "write compression=[prune,qat]"]),
+    "no such run": ("resume=logs/nowhere", ["resume=logs/nowhere", "no such directory"]),
+    "not a run": ("resume=.", ["resume=.", "not a run directory"]),
+    "no such checkpoint": ("ckpt_path=missing.ckpt", ["ckpt_path=", "missing.ckpt", "no such file"]),
+    "unknown method of compression": ("compression=pruning", ["compression=pruning", "prune"]),
+    "methods out of order": ("compression=[qat,prune]", ["compression=[qat,prune]", "write compression=[prune,qat]"]),
     "a layer that is not there": (
-        ["compression=prune", "compression.prune.layers=[stage.*]", *NO_DATA],
+        "compression=prune compression.prune.layers=[stage.*] data=cifar10 data.source.download=false",
         ["compression.prune.layers", "stage.*", "matches no layer"],
     ),
-    "no teacher": (["compression=distill", *NO_DATA], ["compression.distill.teacher=None", "finished run"]),
+    "no teacher": (
+        "compression=distill data=cifar10 data.source.download=false",
+        ["compression.distill.teacher=None", "finished run"],
+    ),
     "a teacher that is not there": (
-        ["compression=distill", "compression.distill.teacher=logs/nowhere", *NO_DATA],
+        "compression=distill compression.distill.teacher=logs/nowhere data=cifar10 data.source.download=false",
         ["compression.distill.teacher=logs/nowhere", "no such directory"],
     ),
     "a strategy that does not take it": (
-        ["compression=qat", "strategy=pipeline", "trainer.devices=2", "trainer.accelerator=cpu"],
+        "compression=qat strategy=pipeline trainer.devices=2 trainer.accelerator=cpu",
         ["compression=qat", "Pipeline", "choose another strategy"],
     ),
-    "a choice of another group": (["trainer=ddp"], ["trainer=ddp", "strategy=ddp"]),
+    "a choice of another group": ("trainer=ddp", ["trainer=ddp", "strategy=ddp"]),
     "the Trainer's precision": (
-        ["+trainer.precision=bf16-mixed"],
+        "+trainer.precision=bf16-mixed",
         ["trainer.precision=bf16-mixed", "precision=bf16-mixed"],
     ),
-    "the name of the newest run": (["name=latest"], ["name=latest", "none of latest"]),
-    "no place to write": (["paths.log_dir=/proc/nowhere"], ["/proc/nowhere", "paths.log_dir"]),
+    "the name of the newest run": ("name=latest", ["name=latest", "none of latest"]),
+    "no place to write": ("paths.log_dir=/proc/nowhere", ["/proc/nowhere", "paths.log_dir"]),
     "an average after the end": (
-        ["callbacks=[default,ema]", "callbacks.ema.start_step=10000"],
+        "callbacks=[default,ema] callbacks.ema.start_step=10000",
         ["callbacks.ema.start_step=10000 is above the run's"],
     ),
-    "options of a callback that is not there": (["+callbacks.ema.decay=0.9"], ["callbacks.ema", "does not have"]),
-    "more workers than make sense": (["data.num_workers=100000"], ["data.num_workers=100000 "]),
-    "a device twice": (["trainer.devices=[0,0]"], ["trainer.devices=[0, 0] names a device twice"]),
-    "what Lightning refuses": (["trainer.val_check_interval=10000"], ["trainer.val_check_interval (10000) must be"]),
+    "options of a callback that is not there": ("+callbacks.ema.decay=0.9", ["callbacks.ema", "does not have"]),
+    "more workers than make sense": ("data.num_workers=100000", ["data.num_workers=100000 "]),
+    "a device twice": ("trainer.devices=[0,0]", ["trainer.devices=[0, 0] names a device twice"]),
+    "what Lightning refuses": ("trainer.val_check_interval=10000", ["trainer.val_check_interval (10000) must be"]),
 }
 
 
 @pytest.mark.parametrize("name", TYPED)
 def test_typed(cli: Cli, tmp_path: Path, name: str) -> None:
-    arguments, words = TYPED[name]
-    _one_sentence(cli("trainer.max_epochs=1", "trainer.enable_model_summary=false", *arguments), *words)
+    overrides, words = TYPED[name]
+    _one_sentence(cli("trainer.max_epochs=1", "trainer.enable_model_summary=false", *overrides.split()), *words)
     assert runs(tmp_path / "logs") == [], "nothing half-written"
     assert not (tmp_path / "logs" / "latest").is_symlink()
 

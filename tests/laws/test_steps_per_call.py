@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.interruptions import Interrupted, Interruption, interruption, same
+from support.interruptions import Interrupted, Interruption, interruption, same, train_through
 from support.ranks import on_ranks
 from support.runs import SMALL, new_run
 
@@ -72,8 +72,7 @@ def test_drawn_runs_have_the_same_lines_at_the_same_steps(number: int, tmp_path:
 @pytest.mark.parametrize(("before", "after"), [("auto", "1"), ("1", "7"), ("7", "auto")])
 def test_a_death_within_a_call(before: str, after: str, tmp_path: Path, interruption: Interruption) -> None:
     words = (*SMALL, "test=false", "callbacks=[default,ema]", "callbacks.checkpoint.every_n_train_steps=4")
-    alone = new_run(tmp_path / "alone", *words, "trainer.steps_per_call=1")
-    lathe.training.train.train(alone)
+    alone = train_through(new_run(tmp_path / "alone", *words, "trainer.steps_per_call=1"), [], interruption)
     cfg: dict[str, Any] = new_run(tmp_path / "dies", *words, f"trainer.steps_per_call={before}")
     interruption.hook, interruption.step = "on_train_batch_start", 14
     with pytest.raises(Interrupted):
@@ -81,7 +80,7 @@ def test_a_death_within_a_call(before: str, after: str, tmp_path: Path, interrup
     interruption.hook = ""
     cfg["trainer"]["steps_per_call"] = "auto" if after == "auto" else int(after)
     lathe.training.train.train(cfg)
-    same(Path(cfg["paths"]["run_dir"]), Path(alone["paths"]["run_dir"]))
+    same(Path(cfg["paths"]["run_dir"]), alone)
 
 
 def _run(rank: int, cfg: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from support.commands import check, run
 from support.ranks import on_ranks
-from support.runs import column, new_run, weights
+from support.runs import QUIET, column, new_run, weights
 from torch import nn
 
 import lathe.training.train
@@ -130,19 +130,9 @@ def test_graphs_after_the_first_step_are_counted() -> None:
 # channels_last
 
 RUN = (
-    "model=resnet20",
-    "model.net.depth=8",
-    "model.net.width=16",
-    "data.batch_size=16",
-    "trainer.limit_train_batches=2",
-    "trainer.limit_val_batches=1",
-    "trainer.max_epochs=2",
-    "trainer.log_every_n_steps=1",
-    "trainer.accelerator=cpu",
-    "trainer.enable_progress_bar=false",
-    "trainer.enable_model_summary=false",
-    "precision=64-true",
-    "test=false",
+    *("model=resnet20", "model.net.depth=8", "model.net.width=16", "data.batch_size=16", *QUIET),
+    *("trainer.limit_train_batches=2", "trainer.limit_val_batches=1", "trainer.max_epochs=2"),
+    *("trainer.log_every_n_steps=1", "precision=64-true", "test=false"),
 )
 
 
@@ -184,19 +174,11 @@ def _run(rank: int, cfg: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_a_run_is_the_same_on_one_process_and_on_two(tmp_path: Path) -> None:
-    found = []
-    for name, words in {
-        "first": (),
-        "last": ("trainer.channels_last=true",),
-        "two": ("trainer.channels_last=true", "strategy=ddp", "trainer.devices=2"),
-    }.items():
-        cfg = new_run(tmp_path / name, *RUN, *words)
-        if name == "two":
-            on_ranks(_run, cfg)
-        else:
-            lathe.training.train.train(cfg)
-        found.append(Path(cfg["paths"]["run_dir"]))
-    expected = weights(found[0])
-    for other in found[1:]:
-        assert column(other, "train/loss") == pytest.approx(column(found[0], "train/loss"), rel=1e-6)
-        torch.testing.assert_close(weights(other), expected, rtol=1e-5, atol=1e-7)
+    """With channels_last on two."""
+    one = new_run(tmp_path / "one", *RUN)
+    two = new_run(tmp_path / "two", *RUN, "trainer.channels_last=true", "strategy=ddp", "trainer.devices=2")
+    _run(0, one)
+    on_ranks(_run, two)
+    expected, found = (Path(cfg["paths"]["run_dir"]) for cfg in (one, two))
+    assert column(found, "train/loss") == pytest.approx(column(expected, "train/loss"), rel=1e-6)
+    torch.testing.assert_close(weights(found), weights(expected), rtol=1e-5, atol=1e-7)

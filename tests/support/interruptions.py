@@ -15,7 +15,7 @@ import lathe.training.train
 from lathe.callbacks.throughput import RESULTS
 from lathe.tasks import Task
 from support.commands import command, start
-from support.runs import QUIET, rows, runs, weights
+from support.runs import QUIET, new_run, rows, runs, weights
 
 SEED = os.environ.get("LATHE_KILL_SEED", "1")
 # a run of a tenth of a second: 1300 samples in 6 batches an epoch
@@ -118,6 +118,14 @@ def train_through(cfg: dict[str, Any], deaths: list[tuple[str, int]], interrupti
         except Interrupted:
             continue
     return Path(cfg["paths"]["run_dir"])
+
+
+def compare(folder: Path, interruption: Interruption, deaths: list[tuple[str, int]], *overrides: str) -> Path:
+    """Compare a run through `deaths` with an uninterrupted one, and return the latter's directory."""
+    alone = train_through(new_run(folder / "alone", *overrides), [], interruption)
+    same(alone, train_through(new_run(folder / "dies", *overrides), deaths, interruption))
+    assert interruption.hook == "", "each death has to happen, or the test shows nothing"
+    return alone
 
 
 def kill_when(directory_of: Path, lines: int, *arguments: str) -> Path:

@@ -116,6 +116,7 @@ def adam(net: nn.Module) -> torch.optim.Optimizer:
     return build_optimizer(
         net,
         kind=torch.optim.AdamW,
+        eps=1e-6,  # Adam would scale the rounding of a gradient near zero up to a step of `lr`
         lr=1e-2,
         weight_decay=1e-2,
         no_decay=["norm", "bias"],

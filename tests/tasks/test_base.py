@@ -1,4 +1,4 @@
-"""Metrics are exact means for any batches, ranks and interruptions; checkpoints carry plain names."""
+"""Metrics are exact means for any batches, ranks and interruptions."""
 
 from pathlib import Path
 from typing import Any
@@ -8,17 +8,17 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from support.ranks import on_ranks
 from support.regression import batches, close, loader, metrics, task, trainer
-from torch import nn
 
 from lathe.strategies import DDP
 
 
-def test_a_logged_step_is_the_mean_over_the_samples_since_the_last() -> None:
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "log_every_n_steps": 1}])
+def test_a_logged_step_is_the_mean_over_the_samples_since_the_last(options: dict[str, int]) -> None:
     it, data = task(), batches()
-    run, memory = trainer()
+    run, memory = trainer(**options)
     run.fit(it, loader(data))
     steps = [(step, row) for step, row in memory.rows if "train/loss" in row]
-    assert [step for step, _ in steps] == [2, 4, 6]
+    assert [step for step, _ in steps] == ([1, 2, 3] if options else [2, 4, 6])
     for number, (_, row) in enumerate(steps):
         close(row, "train", metrics(it.net, data[2 * number : 2 * number + 2]))
         assert row["epoch"] == 0
@@ -59,16 +59,6 @@ def test_validation_uses_the_plain_losses_and_training_the_objective() -> None:
     assert next(row for _, row in memory.rows if "val/loss" in row)["val/loss"] == pytest.approx(mse, rel=1e-6)
 
 
-def test_accumulated_batches_count_in_optimizer_steps() -> None:
-    it, data = task(), batches()
-    run, memory = trainer(accumulate_grad_batches=2, log_every_n_steps=1)
-    run.fit(it, loader(data))
-    steps = [(step, row) for step, row in memory.rows if "train/loss" in row]
-    assert [step for step, _ in steps] == [1, 2, 3]
-    for number, (_, row) in enumerate(steps):
-        close(row, "train", metrics(it.net, data[2 * number : 2 * number + 2]))
-
-
 def test_scheduler_gets_the_number_of_optimizer_steps() -> None:
     asked = []
 
@@ -92,51 +82,6 @@ class SaveAt(Callback):
     ) -> None:
         if batch_idx == self.batch and trainer.current_epoch == 0:
             trainer.save_checkpoint(self.path)
-
-
-def test_checkpoints_carry_the_nets_own_names_and_open_in_a_plain_net(tmp_path: Path) -> None:
-    it = task(lr=0.1)
-    run, memory = trainer(SaveAt(tmp_path / "a.ckpt", 5))
-    run.fit(it, loader(batches()))
-    state = torch.load(tmp_path / "a.ckpt", weights_only=True)
-    assert list(state["state_dict"]) == ["weight", "bias"]
-    net = nn.Linear(3, 1)
-    net.load_state_dict(state["state_dict"])
-    assert torch.equal(net.weight, it.net.weight)
-    assert memory.saves  # the loggers' lines are flushed before the checkpoint is written
-
-
-@pytest.mark.parametrize("at", [0, 1, 2, 3, 4])
-def test_sums_survive_a_checkpoint(tmp_path: Path, at: int) -> None:
-    data = batches()
-    run, whole = trainer(SaveAt(tmp_path / "a.ckpt", at), log_every_n_steps=4, max_epochs=2)
-    run.fit(task(lr=0.1), Stateful(data))
-
-    run, continued = trainer(log_every_n_steps=4, max_epochs=2)
-    run.fit(task(lr=0.1), Stateful(data), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
-    assert continued.rows == [(step, row) for step, row in whole.rows if step is not None and step > at + 1]
-
-
-class Stateful:
-    """A loader that resumes at its position."""
-
-    def __init__(self, data: list[Any]) -> None:
-        self.data, self.done, self.begin = data, 0, 0
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __iter__(self) -> Any:
-        begin, self.begin = self.begin, 0
-        for number in range(begin, len(self.data)):
-            self.done = number + 1
-            yield self.data[number]
-
-    def state_dict(self) -> dict[str, int]:
-        return {"done": self.done % len(self.data)}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.begin = state["done"]
 
 
 def test_prediction_takes_images_with_or_without_labels() -> None:

@@ -30,9 +30,8 @@ def x() -> Tensor:
     return torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("kind", [ClassificationTask, Task])
-def test_the_run_says_what_the_net_is(best: Path, x: Tensor, kind: type[Task]) -> None:
-    task = kind.load_from_checkpoint(best, map_location="cpu")
+def test_the_run_says_what_the_net_is(best: Path, x: Tensor) -> None:
+    task = Task.load_from_checkpoint(best, map_location="cpu")
     assert type(task) is ClassificationTask
     assert not task.training
     saved = weights(best.parents[1], "best")
@@ -72,12 +71,9 @@ def test_what_can_not_be_loaded_is_refused(best: Path, tmp_path: Path) -> None:
             ClassificationTask.load_from_checkpoint(path, **options)
 
 
-def test_a_run_that_names_foreign_code_is_refused(best: Path) -> None:
-    config = best.parents[1] / "config.yaml"
-    text = config.read_text()
-    try:
-        config.write_text(text.replace("lathe.nets.MLP", "os.system"))
-        with pytest.raises(UserError, match=r"names `os.system`"):
-            ClassificationTask.load_from_checkpoint(best)
-    finally:
-        config.write_text(text)
+def test_a_run_that_names_foreign_code_is_refused(best: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(best.parents[1], tmp_path / "run")
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("lathe.nets.MLP", "os.system"))
+    with pytest.raises(UserError, match=r"names `os.system`"):
+        ClassificationTask.load_from_checkpoint(run / "checkpoints" / "best.ckpt")

@@ -1,6 +1,5 @@
 """Lightning's contracts for LightningModules, data modules and callbacks hold in a run of Lathe."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,43 +107,26 @@ Cli = Callable[..., tuple[int, str]]
 WORDS = (*QUICK, "data.batch_size=50", "trainer.log_every_n_steps=1", "callbacks=[default,lr_monitor]", "test=false")
 
 
-def planned(kind: str, length: int | None = None) -> str:
-    given = "" if length is None else f", length: {length}"
-    return f"model.net={{_target_: support.own_lightning.Planned, width: 4, kind: {kind}{given}}}"
+def planned(words: str) -> str:
+    return f"model.net={{_target_: support.own_lightning.Planned, width: 4, kind: {words}}}"
 
 
-def rates(directory: Path) -> list[float]:
-    return [float(row["lr-SGD"]) for row in rows(directory) if row.get("lr-SGD")]
-
-
-@pytest.mark.parametrize("kind", ["cycle", "cosine"])
-def test_a_raised_end_plans_it_anew(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    cfg = new_run(tmp_path, *WORDS, planned(kind), "trainer.max_epochs=2")
-    train(cfg)
-    directory = Path(cfg["paths"]["run_dir"])
-    short = rates(directory)
-    cfg["trainer"]["max_epochs"] = 4
-    capsys.readouterr()
-    train(cfg)
-    said = capsys.readouterr().out
-    assert RunDir(directory).result["epochs"] == 4
-    found = rates(directory)[len(short) :]
-    if kind == "cosine":
-        assert "CosineAnnealingLR is planned anew for this run's length: T_max=4 (was 2).\n" in said
-        assert [found[0], found[26]] == pytest.approx(
-            [0.1 * (1 + math.cos(math.pi * at / 4)) / 2 for at in (2, 3)], rel=1e-6
-        )
-    else:
-        assert "OneCycleLR is planned anew for this run's length: total_steps=104 (was 52).\n" in said
-        whole = new_run(tmp_path / "whole", *WORDS, planned(kind), "trainer.max_epochs=4")
-        train(whole)
-        assert found == pytest.approx(rates(Path(whole["paths"]["run_dir"]))[len(short) :], rel=1e-6)
-    assert len(column(directory, "val_loss")) == 4
+def test_a_raised_end_extends_the_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cfg, whole = (new_run(tmp_path / name, *WORDS, planned("cycle")) for name in ("cfg", "whole"))
+    for epochs in (1, 2):
+        cfg["trainer"]["max_epochs"] = whole["trainer"]["max_epochs"] = epochs
+        train(cfg)
+    assert "OneCycleLR is adjusted to this run's length: total_steps=52 (was 26).\n" in capsys.readouterr().out
+    assert RunDir(directory(cfg)).result["epochs"] == 2
+    train(whole)
+    found, expected = (column(directory(each), "lr-SGD") for each in (cfg, whole))
+    assert len(expected) == 52
+    assert found[26:] == pytest.approx(expected[26:], rel=1e-6)
 
 
 def test_a_schedule_that_would_end_in_an_error_is_told_before_the_work(tmp_path: Path, cli: Cli) -> None:
     """A complete run is not lost if more is asked for than its schedule can do."""
-    words = [*WORDS, planned("cycle", 52), "paths.log_dir=logs"]
+    words = [*WORDS, planned("cycle, length: 52"), "paths.log_dir=logs"]
     code, said = cli(*words, "trainer.max_epochs=3")
     assert code == 1
     assert said.splitlines()[-1].startswith("Error: OneCycleLR ends after 52 more steps, and this run takes 78. ")

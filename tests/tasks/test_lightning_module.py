@@ -3,13 +3,14 @@
 import json
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from support.interruptions import Interrupted, Interruption, interruption, same
+from support.interruptions import Interruption, interruption, same, train_through
 from support.own_lightning import QUICK, LitNet
 from support.ranks import on_ranks
 from support.runs import column, new_run, rows, weights
@@ -31,12 +32,12 @@ def net(name: str = "LitNet", words: str = "width: 16") -> str:
 
 
 def run(folder: Path, *words: str, module: str = "LitNet") -> dict[str, Any]:
-    """On digits."""
+    """Return a run on digits."""
     return new_run(folder, *QUICK, *BEST, net(module), "data.batch_size=100", *words)
 
 
-def table(folder: Path, kind: str, *words: str) -> dict[str, Any]:
-    """With a user's LightningDataModule."""
+def table(folder: Path, *words: str, kind: str) -> dict[str, Any]:
+    """Return a run with a user's LightningDataModule."""
     cfg = new_run(folder, *QUICK, *BEST, net(words="features: 16, classes: 2, width: 4"), *words)
     cfg["data"] = {"_target_": "support.own_parts.Table", "kind": kind}
     return cfg
@@ -53,7 +54,7 @@ def result_of(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
 def test_the_modules_own_loaders_train_as_those_of_a_data_module(tmp_path: Path) -> None:
     words = "features: 16, classes: 2, width: 4"
     own = new_run(tmp_path / "own", *QUICK, *BEST, net("WithData", words), "data=module", "test=false")
-    apart = table(tmp_path / "apart", "table", "test=false")
+    apart = table(tmp_path / "apart", "test=false", kind="table")
     train(own)
     train(apart)
     losses = [column(directory(cfg), "train_loss_step") for cfg in (own, apart)]
@@ -70,8 +71,10 @@ def test_a_module_makes_its_samples_with_its_own_net(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", ["digits", "own"])
 def test_two_processes_have_the_losses_of_one(tmp_path: Path, data: str) -> None:
-    """Without dropout, which differs. Every sample of an evaluation counts once; filling rows do not count."""
-    made = run if data == "digits" else lambda folder, *words: table(folder, "noisy", *words)
+    """Without dropout, which differs. Every sample of an evaluation counts once; filling rows do not count. The
+    monitored value is of all processes, also where the module logs it without sync_dist.
+    """
+    made = partial(run, module="Unsynchronised") if data == "digits" else partial(table, kind="noisy")
     one, two = made(tmp_path / "one"), made(tmp_path / "two", "trainer.devices=2")
     for cfg in (one, two):
         cfg["model"]["net"]["dropout"] = 0.0
@@ -82,15 +85,6 @@ def test_two_processes_have_the_losses_of_one(tmp_path: Path, data: str) -> None
     assert result["test_seen"] == (297 if data == "digits" else 7)
     for name in ("val_loss", "val_accuracy", "val_seen", "test_loss", "test_seen", "train_loss_epoch"):
         assert results[0][name] == pytest.approx(result[name], rel=1e-5), name
-
-
-def test_the_monitored_value_is_of_all_processes(tmp_path: Path) -> None:
-    cfgs = [run(tmp_path, module="Unsynchronised"), run(tmp_path, "trainer.devices=2", module="Unsynchronised")]
-    for cfg in cfgs:
-        cfg["model"]["net"]["dropout"] = 0.0
-    result, results = train(cfgs[0]), on_ranks(result_of, cfgs[1])
-    for found in results:
-        assert found["val_loss"] == pytest.approx(result["val_loss"], rel=1e-5)
 
 
 def test_what_it_logs_is_monitored_and_reported(tmp_path: Path) -> None:
@@ -110,31 +104,25 @@ def test_what_it_logs_is_monitored_and_reported(tmp_path: Path) -> None:
     assert all(torch.equal(value, best["state_dict"][name]) for name, value in plain.state_dict().items())
 
 
-@pytest.mark.parametrize(("hook", "step"), [("on_train_batch_start", 7), ("on_validation_end", 13)])
-@pytest.mark.parametrize("data", ["digits", "own"])
+@pytest.mark.parametrize(
+    ("data", "hook", "step"), [("digits", "on_train_batch_start", 7), ("own", "on_validation_end", 8)]
+)
 def test_an_interruption_changes_nothing(
     tmp_path: Path, interruption: Interruption, data: str, hook: str, step: int
 ) -> None:
     words = ("callbacks.checkpoint.every_n_train_steps=3", "callbacks=[default,ema]")
-    made = run if data == "digits" else lambda folder, *more: table(folder, "noisy", *more)
-    whole, cut = made(tmp_path / "whole", *words), made(tmp_path / "cut", *words)
-    train(whole)
-    interruption.hook, interruption.step = hook, min(step, 8) if data == "own" else step
-    with pytest.raises(Interrupted):
-        train(cut)
-    interruption.step = 10**9
-    train(cut)
-    same(directory(cut), directory(whole))
+    made = run if data == "digits" else partial(table, kind="noisy")
+    whole, cut = (made(tmp_path / name, *words) for name in ("whole", "cut"))
+    same(train_through(cut, [(hook, step)], interruption), train_through(whole, [], interruption))
+    assert interruption.hook == ""
 
 
 # options of a waiting schedule, and its steps before the last checkpoint, which precedes that of the last epoch, in
 # three epochs of five steps
 WAITS: dict[str, tuple[dict[str, Any], int]] = {
-    "epoch": ({}, 2),
     "second epoch": ({"frequency": 2}, 1),
     "metric of training": ({"waits_for": "train_loss_epoch"}, 2),
     "third step": ({"interval": "step", "frequency": 3, "waits_for": "train_loss_step"}, 3),
-    "each step": ({"interval": "step", "waits_for": "train_loss_step"}, 15),
 }
 
 
@@ -144,33 +132,28 @@ def test_a_scheduler_that_waits_lacks_no_step_after_a_death(
 ) -> None:
     """Lightning omits one in the first epoch of a resumed run."""
 
-    def made(name: str, every: str = "null") -> dict[str, Any]:
-        words = ("data.batch_size=260", "trainer.max_epochs=3", f"callbacks.checkpoint.every_n_train_steps={every}")
+    def run_of(name: str, steps: str = "null") -> dict[str, Any]:
+        words = ("data.batch_size=260", "trainer.max_epochs=3", f"callbacks.checkpoint.every_n_train_steps={steps}")
         cfg = run(tmp_path / name, *words, module="Waits")
         cfg["model"]["net"].update(options)
         return cfg
 
     (options, steps), rng = WAITS[waits], random.Random(waits)
-    whole = made("whole")
+    whole, longer = run_of("whole"), run_of("longer")
     train(whole)
     (expected,) = schedules(whole)
     assert expected["last_epoch"] == steps
     hook = rng.choice(("on_train_batch_start", "on_validation_start", "on_validation_end", "on_train_epoch_end"))
-    every = rng.choice(("null", "1", "3"))
-    cut = made("cut", every)
-    interruption.hook, interruption.step = hook, rng.randint(6 if every == "null" else 4, 14)
-    with pytest.raises(Interrupted):
-        train(cut)
-    where = f"{hook} at {interruption.step}, every {every}"
-    interruption.step = 10**9
-    train(cut)
-    assert schedules(cut) == [expected], where
+    saves = rng.choice(("null", "1", "3"))
+    death = (hook, rng.randint(6 if saves == "null" else 4, 14))
+    cut = run_of("cut", saves)
+    train_through(cut, [death], interruption)
+    assert interruption.hook == ""
+    assert schedules(cut) == [expected], (death, saves)
     same(directory(cut), directory(whole))
-    longer = made("longer")
-    longer["trainer"]["max_epochs"] = 2
-    train(longer)
-    longer["trainer"]["max_epochs"] = 3
-    train(longer)
+    for epochs in (2, 3):
+        longer["trainer"]["max_epochs"] = epochs
+        train(longer)
     assert schedules(longer) == [expected]
 
 
@@ -204,39 +187,34 @@ def test_layers_and_words_of_its_own_hooks_come_back(tmp_path: Path) -> None:
     assert all(torch.equal(value, state[name]) for name, value in found.net.state_dict().items())
 
 
-def evaluated_on(rank: int, cfg: dict[str, Any]) -> dict[str, float]:
-    return evaluate(cfg)
+def evaluated(rank: int, cfg: dict[str, Any], split: str) -> dict[str, float]:
+    request = {"checkpoint": "best", "batch_size": None, "output": None, "run": "x", "split": split}
+    return evaluate({**cfg, "request": request})
 
 
-def test_two_processes_evaluate_as_one(tmp_path: Path) -> None:
+def test_a_run_is_loaded_and_evaluated_on_two_processes_as_on_one(tmp_path: Path) -> None:
     """An odd number of samples: Lightning's mean of their count over ranks loses a half."""
-    cfg = table(tmp_path, "noisy")
-    result = train(cfg)
-    request = {"checkpoint": "best", "batch_size": None, "output": None, "run": "x", "split": "test"}
-    cfg["trainer"]["devices"] = 2
-    for found in on_ranks(evaluated_on, {**cfg, "request": request}):
-        assert found == pytest.approx({name: result[name] for name in ("test_loss", "test_seen")}, rel=1e-6)
-
-
-def test_a_loaded_run_is_what_lightning_knows(tmp_path: Path) -> None:
-    cfg = table(tmp_path, "noisy")
+    cfg = table(tmp_path, kind="noisy")
     RunDir(directory(cfg)).save_config(cfg)
     result = train(cfg)
+    expected = {name: result[name] for name in ("test_loss", "test_seen")}
     found = load(directory(cfg), trusted=["support.own_lightning", "support.own_parts"])
     assert type(found.task) is LitNet
     assert found.net is found.task
     (metrics,) = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).test(
         found.task, datamodule=found.datamodule, verbose=False
     )
-    assert metrics == pytest.approx({name: result[name] for name in ("test_loss", "test_seen")}, rel=1e-6)
+    assert metrics == pytest.approx(expected, rel=1e-6)
     assert "train_dataloader" in vars(found.datamodule)
+    cfg["trainer"]["devices"] = 2
+    for metrics in on_ranks(evaluated, cfg, "test"):
+        assert metrics == pytest.approx(expected, rel=1e-6)
 
 
 def test_evaluate_has_the_metrics_of_each_split(tmp_path: Path) -> None:
     cfg = run(tmp_path)
     result = train(cfg)
-    request = {"checkpoint": "best", "batch_size": None, "output": None, "run": "x"}
-    found = {split: evaluate({**cfg, "request": {**request, "split": split}}) for split in ("val", "test", "train")}
+    found = {split: evaluated(0, cfg, split) for split in ("val", "test", "train")}
     assert found["val"] == pytest.approx({name: result[name] for name in ("val_loss", "val_accuracy", "val_seen")})
     assert found["test"] == pytest.approx({name: result[name] for name in ("test_loss", "test_seen")})
     assert found["train"].keys() == {"train_loss", "train_seen"}
@@ -246,17 +224,7 @@ def test_evaluate_has_the_metrics_of_each_split(tmp_path: Path) -> None:
 def test_gradients_in_validation(tmp_path: Path) -> None:
     cfg = run(tmp_path, "test=false", module="Slope")
     result = train(cfg)
-    request = {"checkpoint": "best", "batch_size": None, "output": None, "run": "x", "split": "val"}
-    assert evaluate({**cfg, "request": request})["val_loss"] == pytest.approx(result["val_loss"], rel=1e-5)
-
-
-def test_a_tuple_needs_no_trust(tmp_path: Path) -> None:
-    shape = "width: 16, shape: {_target_: builtins.tuple, _args_: [[1, 8, 8]]}"
-    words = ("trainer.max_epochs=1", "test=false", "data.batch_size=100")
-    cfg = new_run(tmp_path, *QUICK, *BEST, net("Shaped", shape), *words)
-    RunDir(directory(cfg)).save_config(cfg)
-    train(cfg)
-    assert load(directory(cfg), trusted=["support.own_lightning"]).task.example_input_array.shape == (1, 1, 8, 8)
+    assert evaluated(0, cfg, "val")["val_loss"] == pytest.approx(result["val_loss"], rel=1e-5)
 
 
 def test_a_checkpoint_callback_of_ones_own_writes_into_the_run_directory(tmp_path: Path) -> None:
@@ -290,12 +258,12 @@ def habit(folder: Path, module: str, *words: str, data: str = "support.own_parts
 
 def on_two(rank: int, waiting: dict[str, Any], *refused: dict[str, Any]) -> list[str]:
     train(waiting)
-    said = []
+    messages = []
     for cfg in refused:
-        with pytest.raises(UserError) as told:
+        with pytest.raises(UserError) as error:
             train(cfg)
-        said.append(str(told.value))
-    return said
+        messages.append(str(error.value))
+    return messages
 
 
 def test_two_ranks_agree_or_say_why_not(tmp_path: Path) -> None:
@@ -320,12 +288,6 @@ OWN_KIND = "lightning.pytorch.callbacks.ModelCheckpoint"
 WORST = f'+callbacks.mine={{_target_: {OWN_KIND}, monitor: val_loss, mode: max, save_top_k: 1, filename: "x{{epoch}}"}}'
 
 
-def run_of(folder: Path, *words: str, module: str = "LitNet") -> dict[str, Any]:
-    monitor = ("callbacks.checkpoint.monitor=val_loss", "callbacks.checkpoint.mode=min", "test=false")
-    net = f"model.net={{_target_: support.own_lightning.{module}, width: 16}}"
-    return new_run(folder, *QUICK, *monitor, net, "data.batch_size=100", *words)
-
-
 def kept(cfg: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """Return the callback's files and its state in last.ckpt, without the run's folder."""
     home = Path(cfg["paths"]["run_dir"])
@@ -338,9 +300,9 @@ def kept(cfg: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
 
 @pytest.mark.parametrize(("words", "module"), [((WORST,), "LitNet"), ((), "Checkpointing")])
 def test_it_goes_on_where_it_was(tmp_path: Path, words: tuple[str, ...], module: str) -> None:
-    whole = run_of(tmp_path / "whole", *words, "trainer.max_epochs=3", module=module)
+    whole = run(tmp_path / "whole", *words, "test=false", "trainer.max_epochs=3", module=module)
     train(whole)
-    begun = run_of(tmp_path / "begun", *words, "trainer.max_epochs=1", module=module)
+    begun = run(tmp_path / "begun", *words, "test=false", "trainer.max_epochs=1", module=module)
     train(begun)
     train({**begun, "trainer": {**begun["trainer"], "max_epochs": 3}})
     assert kept(begun) == kept(whole)
@@ -351,7 +313,7 @@ def test_it_goes_on_where_it_was(tmp_path: Path, words: tuple[str, ...], module:
 
 
 def test_one_that_it_wrote_is_evaluated(tmp_path: Path, cli: Callable[..., tuple[int, str]]) -> None:
-    cfg = run_of(tmp_path, WORST, "trainer.max_epochs=2")
+    cfg = run(tmp_path, WORST, "test=false")
     train(cfg)
     home = Path(cfg["paths"]["run_dir"])
     trusted, script = f"trusted=[{OWN_KIND},support.own_lightning.LitNet]", "scripts/evaluate.py"

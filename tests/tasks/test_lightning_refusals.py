@@ -21,7 +21,6 @@ NO_DATA = ("data=cifar10", "data.source.download=false")
 IT = net(words="features: 3072")
 
 TYPED = {
-    "a name in the place of a node": (["model.net=support.own_lightning.LitNet"], "model.net={_target_: "),
     "no training_step": (["model.net={_target_: support.own_lightning.Stepless}"], "has no training_step"),
     "no test_step": (["model.net={_target_: support.own_lightning.Untested}"], "test=false"),
     "loaders": ([net("Loading")], "Loading.train_dataloader is not used"),

@@ -86,27 +86,24 @@ def test_a_loss_that_does_not_fit_is_told_before_data_are_touched(options: dict[
 
 
 class Own(Task):
-    given: Any = None
-    reduced: Any = torch.zeros(2)
+    def __init__(self, terms: Any = None, sums: Any = None) -> None:
+        super().__init__(nn.Identity())
+        self.terms, self.sums = terms, sums
 
     def losses(self, outputs: Any, batch: Any) -> Any:
-        return {"a": torch.zeros(())} if self.given is None else self.given
+        return {"a": torch.zeros(())} if self.terms is None else self.terms
 
     def reduce(self, outputs: Any, batch: Any, loss: Any) -> Any:
-        return self.reduced
+        return self.sums
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("given", torch.zeros(()), r"Own\.losses: "),
-        ("reduced", torch.zeros(3), r"Own\.reduce: "),
-    ],
+    ("options", "words"),
+    [({"terms": torch.zeros(())}, r"Own\.losses: "), ({"sums": torch.zeros(3)}, r"Own\.reduce: ")],
 )
-def test_what_a_method_returns_is_held_against_what_is_asked(split: str, name: str, value: Any, words: str) -> None:
-    it = Own(nn.Identity())
-    setattr(it, name, value)
+def test_what_a_method_returns_is_checked(split: str, options: dict[str, Any], words: str) -> None:
+    it = Own(**options)
     batch = (torch.zeros(1), torch.zeros(1))
     with pytest.raises(UserError, match=words):
         it.training_loss(batch[0], batch) if split == "train" else it.evaluate_outputs(split, batch[0], batch)

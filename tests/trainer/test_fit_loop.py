@@ -1,12 +1,13 @@
 """Epochs of our Trainer: modules that override train(), loaders that run dry, and stops before min_epochs."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping
+from support.quiet import quiet_trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -49,7 +50,7 @@ class Resetting:
     """Starts again only when it is read beyond its end."""
 
     def __init__(self, batches: list[Tensor]) -> None:
-        self.batches, self.at = batches, 0
+        self.batches, self.iterator = batches, iter(batches)
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -58,11 +59,11 @@ class Resetting:
         return self
 
     def __next__(self) -> Tensor:
-        if self.at == len(self):
-            self.at = 0
-            raise StopIteration
-        self.at += 1
-        return self.batches[self.at - 1]
+        try:
+            return next(self.iterator)
+        except StopIteration:
+            self.iterator = iter(self.batches)
+            raise
 
 
 def batches(number: int = 3) -> list[Tensor]:
@@ -74,13 +75,7 @@ def loader(number: int = 3) -> DataLoader[Any]:
 
 
 def fit(module: LightningModule, train: Any, *callbacks: Callback, epochs: int = 2, **options: Any) -> Trainer:
-    quiet = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-    }
-    trainer = Trainer(accelerator="cpu", max_epochs=epochs, callbacks=list(callbacks), **quiet, **options)
+    trainer = quiet_trainer(*callbacks, max_epochs=epochs, **options)
     trainer.fit(module, train, loader(1))
     return trainer
 
@@ -96,18 +91,11 @@ def test_train_of_the_users_own_is_called(steps_per_call: int | None) -> None:
     assert not module.other.training  # as it was given
 
 
-def generator() -> Iterator[Tensor]:
-    yield from batches()
-
-
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:Found .* in eval mode")
-@pytest.mark.parametrize(("made", "steps"), [(lambda: Resetting(batches()), 6), (generator, None)])
-def test_no_epoch_passes_without_a_batch(made: Callable[[], Any], steps: int | None) -> None:
-    if steps is None:
-        with pytest.raises(UserError, match=r"train_dataloader has no batch in epoch 2"):
-            fit(Module(), made())
-    else:
-        assert fit(Module(), made()).global_step == steps
+def test_no_epoch_passes_without_a_batch() -> None:
+    assert fit(Module(), Resetting(batches())).global_step == 6
+    with pytest.raises(UserError, match=r"train_dataloader has no batch in epoch 2"):
+        fit(Module(), (batch for batch in batches()))
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:Found .* in eval mode")

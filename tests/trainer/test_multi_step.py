@@ -1,6 +1,6 @@
 """Several optimizer steps per call: what needs every step, and rows logged inside a group."""
 
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers.logger import DummyLogger
 from support.multi_step import STEPS, Sees, SeesEach, SeesEveryThird, groups, train
-from support.runs import column, rows
+from support.runs import rows
 from torch.nn.modules.module import register_module_forward_hook
 
 import lathe.training.train
@@ -42,68 +42,58 @@ def test_a_callback_without_skippable_steps_sees_each_step_and_is_named_once(
     assert capsys.readouterr().out.count("Sees.on_train_batch_end may need every step") == 1
 
 
-class Hooks(Callback):
-    """Registers a hook on the net or a gradient, and records the batch of each call."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind, self.batches, self.handle = kind, list[int](), None
-
-    def look(self, trainer: Any, *_: Any) -> None:
-        if trainer.training:
-            self.batches.append(trainer.fit_loop.batch_idx)
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        if self.kind == "log":
-            hook: Any = lambda module, inputs, output: pl_module.log("mean", output.mean())  # noqa: E731
-        else:
-            hook = partial(self.look, trainer)
-        first = next(pl_module.net.parameters())
-        self.handle = {
-            "log": torch.nn.Module.register_forward_hook,
-            "backward": lambda net, made: [*net.modules()][-1].register_full_backward_hook(made),
-            "gradient": lambda net, made: first.register_hook(made),
-            "everywhere": lambda net, made: register_module_forward_hook(
-                lambda module, *_: made() if module is net else None
-            ),
-        }[self.kind](pl_module.net, hook)
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self.handle.remove()
+# registers a hook on the net, one of its layers, a parameter or all modules
+HOOKS: dict[str, Callable[[torch.nn.Module, Any], Any]] = {
+    "forward": lambda net, hook: net.register_forward_hook(hook),
+    "backward": lambda net, hook: [*net.modules()][-1].register_full_backward_hook(hook),
+    "gradient": lambda net, hook: next(net.parameters()).register_hook(hook),
+    "everywhere": lambda net, hook: register_module_forward_hook(lambda m, *_: hook() if m is net else None),
+}
 
 
-@pytest.mark.parametrize("kind", ["log", "backward", "gradient", "everywhere"])
+@pytest.mark.parametrize("kind", HOOKS)
 def test_a_users_hook_on_the_net_sees_each_step_and_is_named_once(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hooks = Hooks(kind)
-    run = train(tmp_path, monkeypatch, hooks)
+    class Hooks(Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            def hook(*_: Any) -> None:
+                if trainer.training:
+                    batches.append(trainer.fit_loop.batch_idx)
+
+            self.handle = HOOKS[kind](pl_module.net, hook)
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            self.handle.remove()
+
+    batches = list[int]()
+    train(tmp_path, monkeypatch, Hooks())
     assert not groups
-    told = "a hook on every module" if kind == "everywhere" else "a hook on net"
-    assert capsys.readouterr().out.count(told) == 1
-    if kind == "log":
-        assert len(column(run, "mean")) == STEPS // 5
-    else:
-        assert hooks.batches == [*range(STEPS // 2)] * 2
+    name = "a hook on every module" if kind == "everywhere" else "a hook on net"
+    assert capsys.readouterr().out.count(name) == 1
+    assert batches == [*range(STEPS // 2)] * 2
 
 
 def test_callbacks_see_the_steps_that_they_declared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    some, each = SeesEveryThird(), SeesEach()
-    train(tmp_path, monkeypatch, some, each)
+    thirds, each = SeesEveryThird(), SeesEach()
+    train(tmp_path, monkeypatch, thirds, each)
     assert each.steps == list(range(1, STEPS + 1))
-    assert set(range(3, STEPS, 3)) <= set(some.steps) < set(each.steps)
+    assert set(range(3, STEPS, 3)) <= set(thirds.steps) < set(each.steps)
     assert groups
     assert "may need every step" not in capsys.readouterr().out
+
+
+class Grouped(SeesEach):
+    def skippable_steps(self, trainer: Any) -> float:
+        return 100
 
 
 def test_a_stop_inside_a_group_is_at_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
 ) -> None:
-    class Stops(SeesEach):
-        def skippable_steps(self, trainer: Any) -> float:
-            return 100
-
+    class Stops(Grouped):
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
             super().on_train_batch_end(trainer, *args)
             trainer.should_stop = trainer.global_step == 13
@@ -146,15 +136,6 @@ def test_a_task_states_that_its_steps_may_be_grouped(
     assert capsys.readouterr().out.count(f"{kind.__name__}.training_step may need every step") == (not grouped)
 
 
-def test_a_default_run_groups_most_of_its_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
-) -> None:
-    run = train(tmp_path, monkeypatch)
-    assert sum(groups) > STEPS * 0.6
-    assert len(column(run, "train/loss")) == STEPS / 5
-    assert column(run, "throughput/samples_per_s")
-
-
 class Rows(DummyLogger):
     """Records its rows in order."""
 
@@ -185,8 +166,7 @@ class Windows(Callback):
 def test_logged_steps_run_inside_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]) -> None:
     """Every row is written, in order, with its step's learning rate."""
     windows = Windows()
-    made = logged(tmp_path / "made", monkeypatch, windows, words=("scheduler=one_cycle",)).rows
-    counted = windows.found
+    rows = logged(tmp_path / "groups", monkeypatch, windows, words=("scheduler=one_cycle",)).rows
     assert sum(groups) > STEPS * 0.6
     assert max(groups) > 6
     groups.clear()
@@ -199,7 +179,7 @@ def test_logged_steps_run_inside_groups(tmp_path: Path, monkeypatch: pytest.Monk
             found.setdefault(step, {}).update(row)
         return found
 
-    ours, theirs = lines(made), lines(plain)
+    ours, theirs = lines(rows), lines(plain)
     assert list(ours) == list(theirs)
     assert {step: row.keys() for step, row in ours.items()} == {step: row.keys() for step, row in theirs.items()}
     for step, row in theirs.items():
@@ -207,25 +187,21 @@ def test_logged_steps_run_inside_groups(tmp_path: Path, monkeypatch: pytest.Monk
             assert name.startswith("throughput/") or ours[step][name] == value
     rates = [row["throughput/samples_per_s"] for row in ours.values() if "throughput/samples_per_s" in row]
     assert all(rate > 0 for rate in rates)
-    assert len(rates) == len(counted) - 1 == 11
-    assert counted == [(3, 192)] * 11 + [(1, 64)]  # what is left at the end of training is one as well
-
-
-class Dies(SeesEach):
-    def skippable_steps(self, trainer: Any) -> float:
-        return 100
-
-    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        super().on_train_batch_end(trainer, *args)
-        if trainer.global_step == 14:
-            raise ZeroDivisionError
+    assert len(rates) == len(windows.found) - 1 == 11
+    assert windows.found == [(3, 192)] * 11 + [(1, 64)]  # what is left at the end of training is one as well
 
 
 def test_rows_before_an_exception_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
 ) -> None:
     """Rows of complete steps are written when a hook raises inside a group."""
-    with pytest.raises(ZeroDivisionError):
+
+    class Dies(Grouped):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            super().on_train_batch_end(trainer, *args)
+            assert trainer.global_step < 14
+
+    with pytest.raises(AssertionError):
         train(tmp_path, monkeypatch, Dies(), words=("trainer.log_every_n_steps=3",))
     (file,) = tmp_path.rglob("metrics.csv")
     assert [row["step"] for row in rows(file.parent) if row.get("train/loss")] == ["3", "6", "9", "12"]

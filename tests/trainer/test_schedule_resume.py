@@ -50,15 +50,14 @@ def rates(optimizer: SGD, scheduler: Any, steps: int) -> list[list[float]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("done", [6, 10])  # within the shorter schedule, and at its end
-def test_a_longer_run_goes_on_along_the_longer_schedule(kind: str, done: int) -> None:
-    saved = [part.state_dict() for part in made(kind, 10, done)]
+def test_a_longer_run_follows_the_longer_schedule(kind: str, done: int) -> None:
     optimizer, scheduler = made(kind, 20, 0)
     fresh = scheduler.state_dict()
-    optimizer.load_state_dict(saved[0])
-    scheduler.load_state_dict(saved[1])
-    said = replan(scheduler, fresh)
-    assert said
-    assert all(" (was " in one for one in said)
+    for part, saved in zip((optimizer, scheduler), made(kind, 10, done), strict=True):
+        part.load_state_dict(saved.state_dict())
+    changes = replan(scheduler, fresh)
+    assert changes
+    assert all(" (was " in change for change in changes)
     expected = rates(*made(kind, 20, done), 20 - done)
     for mine, theirs in zip(rates(optimizer, scheduler, 20 - done), expected, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-6, abs=1e-9)

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.commands import check
-from support.commands import run as run_command
-from support.runs import SMALL, column, new_run, rows, runs, weights
+from support.ranks import on_ranks
+from support.runs import SMALL, column, new_run, rows, weights
 
 from lathe.errors import Stopped, UserError
 from lathe.launch.error_reporting import explain_error
@@ -37,12 +36,8 @@ WAYS = {
         None,
         True,
     ),
-    "quantized after, never validated": (
-        ("compression=ptq_dynamic", "trainer.max_steps=4"),
-        4,
-        LAST,
-        True,
-    ),  # what it makes is validated
+    # what it makes is validated
+    "quantized after, never validated": (("compression=ptq_dynamic", "trainer.max_steps=4"), 4, LAST, True),
 }
 
 
@@ -109,8 +104,7 @@ def test_a_lost_best_checkpoint_is_replaced_by_the_last(tmp_path: Path) -> None:
 
 
 def test_a_run_that_stopped_early_continues_with_a_later_end(tmp_path: Path) -> None:
-    stops = ("callbacks=[default,early_stopping]", "callbacks.early_stopping.stopping_threshold=0.0")
-    cfg = new_run(tmp_path, *SHORT, *stops)
+    cfg = new_run(tmp_path, *SHORT, *WAYS["stopped early"][0])
     assert train(cfg)["steps"] == 6
     cfg["trainer"]["max_epochs"] = 3
     assert train(cfg)["steps"] == 12  # one more epoch, and the threshold is passed again
@@ -127,16 +121,6 @@ def test_lightning_does_not_replace_callbacks_that_are_left_out(
     assert list(run_of(cfg).path.rglob("*.ckpt")) == []
     for word in ("epoch 1/2", "1,210 parameters", "Modules in train mode", "Epoch 1/1"):
         assert word not in out
-
-
-def test_the_best_epoch_may_be_that_of_the_least_training_loss(tmp_path: Path) -> None:
-    cfg = new_run(
-        tmp_path, *SHORT, "trainer.max_epochs=3", "callbacks.checkpoint.monitor=train/loss", "optimizer.lr=0.3"
-    )
-    result = train(cfg)
-    losses = column(run_of(cfg).path, "train/loss_epoch")
-    assert result["objective"] == pytest.approx(min(losses), rel=1e-6)
-    assert result["best_step"] == 6 * (losses.index(min(losses)) + 1)
 
 
 def test_a_validation_of_earlier_weights_is_noted(tmp_path: Path) -> None:
@@ -194,24 +178,21 @@ def test_a_signal_during_the_test_stops_a_run_that_is_then_completed(
     )
 
 
+def train_on_two(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
+    return train(cfg)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "way", "best"), [("ddp", "trainer.max_epochs=0", FIRST), ("fsdp", "trainer.max_steps=4", LAST)]
-)
-def test_a_run_on_two_ranks_is_completed_without_training(tmp_path: Path, strategy: str, way: str, best: str) -> None:
-    typed = (*SHORT, "trainer.devices=2", f"strategy={strategy}", way)
-    check(run_command(*typed, cwd=tmp_path))
-    (folder,) = runs(tmp_path / "logs")
-    result = strict(folder / "result.json")
-    assert (result["best"], result["objective"], result["devices"]) == (best, None, 2)
-    task, cfg = open_run_net(folder)
+def test_a_run_on_two_ranks_is_completed_without_training(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *SHORT, "trainer.devices=2", "strategy=fsdp", "trainer.max_steps=4")
+    result, _ = on_ranks(train_on_two, cfg)
+    assert (result["best"], result["objective"], result["devices"]) == (LAST, None, 2)
+    task, _ = open_run_net(run_of(cfg).path)
     tested = score(task, task.net, open_data(cfg).eval_loader("test"))
     assert result["test/loss"] == pytest.approx(tested["loss"], rel=1e-5)
-    (folder / "result.json").unlink()
-    done = check(run_command(f"resume={folder}", cwd=tmp_path))
-    assert "objective is null: there is no val/accuracy" in done.stdout
-    again = strict(folder / "result.json")
-    assert (again["test/loss"], again["steps"], again["best"]) == (result["test/loss"], result["steps"], best)
+    (run_of(cfg).path / "result.json").unlink()
+    again, _ = on_ranks(train_on_two, cfg)
+    assert (again["test/loss"], again["steps"], again["best"]) == (result["test/loss"], result["steps"], LAST)
 
 
 def test_weights_of_ckpt_path_are_tested_without_training(tmp_path: Path) -> None:
@@ -255,3 +236,11 @@ def test_a_checkpoint_of_another_net_names_the_first_weight(tmp_path: Path) -> N
     cfg["model"]["net"]["width"] = 32
     with pytest.raises(UserError, match=r"last\.ckpt does not fit this run: .*size mismatch for \S+: .*\[16, .*\[32, "):
         train(cfg)
+
+
+def test_the_best_epoch_may_be_that_of_the_least_training_loss(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *SHORT, "callbacks.checkpoint.monitor=train/loss", "optimizer.lr=0.3")
+    result = train(cfg)
+    losses = column(run_of(cfg).path, "train/loss_epoch")
+    assert result["objective"] == pytest.approx(min(losses), rel=1e-6)
+    assert result["best_step"] == 6 * (losses.index(min(losses)) + 1)

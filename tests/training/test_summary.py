@@ -17,12 +17,11 @@ TRAINED = {"parameters": 1234567, "seconds": 12.345, "samples_per_s": 43210.9}
 RESULT = {"test/accuracy": 0.98765, "test/loss": 0.05, "val/accuracy": 0.5, **TRAINED}
 
 
-def printed(result: dict[str, Any], cfg: dict[str, Any], best: bool = True) -> list[str]:
-    """The lines after the run of `cfg`, with or without best.ckpt."""
+def printed(result: dict[str, Any], cfg: dict[str, Any]) -> list[str]:
+    """The lines after the run of `cfg`."""
     run = RunDir(cfg["paths"]["run_dir"])
-    if best:
-        run.best.parent.mkdir()
-        run.best.touch()
+    run.best.parent.mkdir()
+    run.best.touch()
     console = Console(record=True, width=120, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
         print_summary(result, run, console)
@@ -95,8 +94,3 @@ def test_the_next_commands_have_the_config_dir(tmp_path: Path, monkeypatch: pyte
     _, slower, seeds, _ = commands(printed(RESULT, new_run(tmp_path, "model=mlp")))
     assert slower[:4] == ["python", "train.py", "--config-dir", str(own)]
     assert seeds[:5] == ["python", "train.py", "--config-dir", str(own), "-m"]
-
-
-def test_without_a_checkpoint_no_evaluation_is_proposed(tmp_path: Path) -> None:
-    found = commands(printed(RESULT, new_run(tmp_path, "model=mlp"), best=False))
-    assert [command[1] for command in found] == ["train.py", "train.py", "scripts/report.py"]

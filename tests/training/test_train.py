@@ -80,30 +80,6 @@ def test_a_fast_dev_run_does_not_become_latest(tmp_path: Path, capsys: pytest.Ca
     assert not (tmp_path / "latest").is_symlink()
 
 
-@pytest.mark.parametrize(("loader", "step"), [("resident", 20), ("workers", 15)])
-def test_a_crashed_run_resumes_bit_for_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: str, step: int
-) -> None:
-    class Crash(Callback):
-        def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
-            if trainer.global_step == step:
-                raise RuntimeError("crash")
-
-    options = (*SMALL, f"data.loader={loader}", "model.net.dropout=0.3", "callbacks.checkpoint.every_n_train_steps=7")
-    whole, cfg = new_run(tmp_path / "a", *options), new_run(tmp_path / "b", *options)
-    train(whole)
-    with monkeypatch.context() as patch:
-        with_callback(Crash(), patch)
-        with pytest.raises(RuntimeError, match="crash"):
-            train(cfg)
-    assert not run_of(cfg).complete
-    train(cfg)
-    one, other = weights(run_of(whole).path), weights(run_of(cfg).path)
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    for name in ("train/loss", "val/loss"):
-        assert column(run_of(cfg).path, name) == column(run_of(whole).path, name)
-
-
 def test_a_new_run_takes_only_the_weights_of_a_checkpoint(
     done: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

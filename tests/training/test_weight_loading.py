@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.runs import SMALL, new_run, weights
+from support.runs import SMALL, new_run
 
 from lathe.errors import UserError
 from lathe.runs.build import make_task
-from lathe.training.train import train
 from lathe.training.weight_loading import initialise, load_matching, read_weights, rename_weights
 
 
@@ -87,14 +86,6 @@ def test_a_backbone_is_fine_tuned_with_a_new_head(tmp_path: Path, net: Any, caps
     for name, value in net.items():
         assert torch.equal(found[name], value) == (name not in head)
     assert f"{len(net) - len(head)} of {len(net)} weights are taken." in capsys.readouterr().out
-
-
-def test_a_run_starts_from_a_state_dict(tmp_path: Path, net: Any) -> None:
-    torch.save(net, tmp_path / "w.pth")
-    cfg = new_run(tmp_path, *SMALL, f"ckpt_path={tmp_path / 'w.pth'}", "trainer.max_steps=1", "optimizer.lr=1e-9")
-    train(cfg)
-    for name, value in weights(Path(cfg["paths"]["run_dir"])).items():
-        torch.testing.assert_close(value, net[name], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("content", [{"a": 1}, {"a": torch.zeros(1), "b": "x"}, [torch.zeros(1)]])

@@ -41,10 +41,6 @@ def compile_net(
     `backend` is inductor or, to find the part of the compiler that fails, aot_eager (capture and differentiate, run
     torch's own kernels) or eager (only capture). `options` are inductor's (`torch._inductor.list_options()`) and
     replace those of a mode.
-
-    Raises:
-        ArgumentError: the backend lacks the mode or an option, both mode and options are set, or `regional` is true and
-            the net has no blocks.
     """
     if not enabled:
         return
@@ -118,9 +114,6 @@ def channels_last(net: nn.Module, strategy: Strategy, wanted: bool | Literal["au
     Low-precision convolutions are computed in this order. Shapes, names and values do not change; sums are added in
     another order. `auto` skips nets without 2-d convolutions (`true` warns), nets that a strategy shards, and on a CPU
     those with `unsafe_convolutions`.
-
-    Raises:
-        ArgumentError: `true` for a sharded net, or for unsafe convolutions on a CPU.
     """
     whole = isinstance(strategy, (SingleDeviceStrategy, DDPStrategy))
     if wanted is True and not whole:

@@ -23,9 +23,6 @@ class DDP(DDPStrategy):
     """Lightning's DDPStrategy, which never ignores a communication hook.
 
     `comm_hook` is fp16, bf16 (gradients are sent at half their size) or powersgd (Vogels et al. 2019).
-
-    Raises:
-        UserError: the hook is unknown, or torch does not accept the PowerSGD settings.
     """
 
     @validated
@@ -133,7 +130,7 @@ class _GlobalBatchNorm(_BatchNorm):
             return super().forward(x)
         dims = [0, *range(2, x.dim())]
         shape = [1, -1] + [1] * (x.dim() - 2)
-        given, dtype = x.dtype, torch.promote_types(x.dtype, torch.float32)
+        input_dtype, dtype = x.dtype, torch.promote_types(x.dtype, torch.float32)
         x = x.to(dtype)
         local = x.numel() // max(x.shape[1], 1)
         own_mean = x.sum(dims) / max(local, 1)
@@ -156,4 +153,4 @@ class _GlobalBatchNorm(_BatchNorm):
         normal = (x - mean.view(shape)) * scale.view(shape)
         if self.affine:
             normal = normal * self.weight.to(dtype).view(shape) + self.bias.to(dtype).view(shape)
-        return normal.to(given)
+        return normal.to(input_dtype)

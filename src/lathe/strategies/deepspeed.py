@@ -42,10 +42,6 @@ class DeepSpeed(DeepSpeedStrategy):
 
     Stage 1 shards the optimizer's state over the ranks, 2 gradients as well, 3 parameters as well. Sizes are numbers of
     scalars.
-
-    Raises:
-        UserError: DeepSpeed is not installed, the stage is unknown or lacks an offload; in `setup`: ZeRO does not
-            support the precision, the clipping or the optimizer.
     """
 
     # after fit the parameters are views of DeepSpeed's buffers, or empty: the test needs a new net
@@ -97,21 +93,7 @@ class DeepSpeed(DeepSpeedStrategy):
             "zero_force_ds_cpu_optimizer": False,
         }
         level = logging.getLevelNamesMapping()[log_level.upper()]
-        # without its warning about a missing GPU and its logs on stdout
-        os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import deepspeed
-        # DeepSpeed 0.19 calls collectives by names that torch 2.13 deprecates
-        warnings.filterwarnings(
-            "ignore",
-            message=r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated",
-            category=FutureWarning,
-        )
-        deepspeed.utils.logging.logger.setLevel(level)
-        for handler in deepspeed.utils.logging.logger.handlers:
-            # its own handler has a level too; never raise it: a handler may be shared with other loggers
-            handler.setLevel(min(level, handler.level))
+        _import_quietly(level)
         super().__init__(config=config, logging_level=level)
         self._zero = zero
         self._plain: Any = None  # PlainState of the optimizer
@@ -278,6 +260,24 @@ class DeepSpeed(DeepSpeedStrategy):
             setattr(self._plain.zero.loss_scaler, key, value)
 
 
+def _import_quietly(level: int) -> None:
+    """Import DeepSpeed without its warning about a missing GPU and its logs on stdout below `level`."""
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import deepspeed
+    # DeepSpeed 0.19 calls collectives by names that torch 2.13 deprecates
+    warnings.filterwarnings(
+        "ignore",
+        message=r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated",
+        category=FutureWarning,
+    )
+    deepspeed.utils.logging.logger.setLevel(level)
+    for handler in deepspeed.utils.logging.logger.handlers:
+        # its own handler has a level too; never raise it: a handler may be shared with other loggers
+        handler.setLevel(min(level, handler.level))
+
+
 class EnginePrecision(DeepSpeedPrecision):
     """The precision plugin of a DeepSpeed engine.
 
@@ -432,8 +432,8 @@ class PlainState:
         for group, options, old in zip(base.param_groups, self._options, saved["param_groups"], strict=True):
             group.update({key: old[key] for key in options if key in old})
         ids = [n for group in saved["param_groups"] for n in group["params"]]
-        every = [parameter for group in self._groups for parameter in group]
-        entries = {id(p): saved["state"].get(n, {}) for n, p in zip(ids, every, strict=True)}
+        all_parameters = [parameter for group in self._groups for parameter in group]
+        entries = {id(p): saved["state"].get(n, {}) for n, p in zip(ids, all_parameters, strict=True)}
         for flat, parameters in self._pieces():
             known: dict[str, Any] = {}
             for parameter in parameters:
@@ -462,8 +462,8 @@ class PlainState:
         part = parameter.ds_tensor.numel()
         first = part * self.zero._get_param_partition_rank(parameter)
         mine = value.new_zeros(part)
-        held = value.flatten()[first : first + part]
-        mine[: held.numel()] = held
+        values = value.flatten()[first : first + part]
+        mine[: values.numel()] = values
         self.zero.set_local_hp_param(mine, parameter, key)
 
 

@@ -80,14 +80,14 @@ def _parameters(optimizer: Optimizer) -> list[Any]:
 # -- gradients
 
 
-def install_clipping(plugin: Precision, stages: ProcessGroup | None = None, elsewhere: Iterable[Tensor] = ()) -> None:
+def install_clipping(plugin: Precision, stages: ProcessGroup | None = None, uncounted: Iterable[Tensor] = ()) -> None:
     """Make clipping and the 16-mixed scaler of a precision work on sharded gradients; torch's support only one mesh.
 
     It replaces methods of `plugin`. The norm is also taken over `stages`, the ranks that each hold a stage of the net;
-    `elsewhere` are parameters that another stage counts in it.
+    `uncounted` are parameters that another stage counts in it.
     """
     own: Any = plugin
-    own.clip_grad_by_norm = lambda optimizer, limit: clip_by_norm(_parameters(optimizer), limit, stages, elsewhere)
+    own.clip_grad_by_norm = lambda optimizer, limit: clip_by_norm(_parameters(optimizer), limit, stages, uncounted)
     own.clip_grad_by_value = lambda optimizer, limit: clip_by_value(_parameters(optimizer), limit)
     scaler = getattr(plugin, "scaler", None)
     if scaler is not None:
@@ -98,26 +98,26 @@ def _unscale(
     optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
 ) -> dict[torch.device, Tensor]:
     """Replace GradScaler's method for local shards. All ranks skip the step if any of them finds an overflow."""
-    found: dict[torch.device, Tensor] = {}
+    overflows: dict[torch.device, Tensor] = {}
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for _, gradient in _gradients(_parameters(optimizer)):
         shard = local(gradient)
-        found.setdefault(shard.device, found_inf.to(shard.device, copy=True))
+        overflows.setdefault(shard.device, found_inf.to(shard.device, copy=True))
         by_kind.setdefault((shard.device, shard.dtype), []).append(shard)
     for (device, _), gradients in by_kind.items():
-        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found[device], inv_scale.to(device))
-    for flag in found.values():
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, overflows[device], inv_scale.to(device))
+    for flag in overflows.values():
         everywhere = flag.to(found_inf.device)
         all_reduce(everywhere, ReduceOp.MAX)
         flag.copy_(everywhere)
-    return found
+    return overflows
 
 
 def clip_by_norm(
-    parameters: Iterable[Tensor], limit: float, stages: ProcessGroup | None = None, elsewhere: Iterable[Tensor] = ()
+    parameters: Iterable[Tensor], limit: float, stages: ProcessGroup | None = None, uncounted: Iterable[Tensor] = ()
 ) -> Tensor:
     """Clip the gradients' global norm to `limit`, as torch's clip_grad_norm_; return the old norm. Collective."""
-    gradients, skipped = list(_gradients(parameters)), {id(parameter) for parameter in elsewhere}
+    gradients, skipped = list(_gradients(parameters)), {id(parameter) for parameter in uncounted}
     norm = global_norm([gradient for parameter, gradient in gradients if id(parameter) not in skipped], stages)
     scale = (limit / (norm + 1e-6)).clamp(max=1.0)
     for _, gradient in gradients:
@@ -173,7 +173,7 @@ def reduce_together(parameters: Sequence[Tensor], group: ProcessGroup, divisor: 
     if not parameters:
         return
     missing = [p.grad is None for p in parameters]
-    exists = torch.tensor([0.0 if none else 1.0 for none in missing], device=local(parameters[0]).device)
+    exists = torch.tensor([0.0 if is_missing else 1.0 for is_missing in missing], device=local(parameters[0]).device)
     all_reduce(exists, ReduceOp.MAX, group=group)
     sums = []
     for p in parameters:
@@ -181,9 +181,9 @@ def reduce_together(parameters: Sequence[Tensor], group: ProcessGroup, divisor: 
         sums.append((p, total, all_reduce(total, group=group, async_op=True)))
     # only a rank without a gradient reads the flags, because that synchronizes the GPU
     flags = exists.tolist() if any(missing) else [1.0] * len(parameters)
-    for (p, total, work), some in zip(sums, flags, strict=True):
+    for (p, total, work), exists_anywhere in zip(sums, flags, strict=True):
         work.wait()
-        if some:
+        if exists_anywhere:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             local(p.grad).copy_(total / divisor)
 

@@ -174,9 +174,6 @@ class FSDP(ShardedStrategy):
 
     `replicas` is the number of groups of ranks with a full copy each (hybrid sharding); parameters are sharded within a
     group.
-
-    Raises:
-        UserError: `replicas` does not divide the ranks.
     """
 
     name = "fsdp"
@@ -274,7 +271,7 @@ def units(net: nn.Module, min_params: int) -> list[nn.Module]:
         return [block for block in blocks if any(True for _ in block.parameters())]
     uses = Counter(parameter for module in net.modules() for parameter in module.parameters(recurse=False))
     shared = {parameter for parameter, count in uses.items() if count > 1}
-    found: list[nn.Module] = []
+    large: list[nn.Module] = []
 
     def collect(module: nn.Module) -> int:
         """Append the smallest units in `module` (or itself); return the number of its parameters in no unit."""
@@ -284,8 +281,8 @@ def units(net: nn.Module, min_params: int) -> list[nn.Module]:
         container = isinstance(module, nn.ModuleList | nn.ModuleDict)  # which has no forward
         if loose < min_params or not whole or container:
             return loose
-        found.append(module)
+        large.append(module)
         return 0
 
     collect(net)
-    return [module for module in found if module is not net]
+    return [module for module in large if module is not net]

@@ -27,9 +27,6 @@ class ModelSplit(SingleDeviceStrategy):
     Args:
         devices: such as ["cuda:0", "cuda:1"]; null takes every GPU of this machine. A device may be repeated.
         split: number of blocks per device; null minimizes the largest number of parameters on a device.
-
-    Raises:
-        UserError: a device does not exist, the net has no blocks, or the split does not fit them.
     """
 
     @validated
@@ -39,14 +36,14 @@ class ModelSplit(SingleDeviceStrategy):
         split: Annotated[Sequence[Count], Field(min_length=1)] | None = None,
     ) -> None:
         names = devices or [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-        given = "null (every GPU)" if devices is None else list(devices)
+        setting = "null (every GPU)" if devices is None else list(devices)
         require(
             len(names) >= 2,
-            f"strategy.devices={given} is {len(names)} of two and more devices: name them, such as [cpu:0,cpu:0], or "
+            f"strategy.devices={setting} is {len(names)} of two and more devices: name them, such as [cpu:0,cpu:0], or "
             "use strategy=auto.",
         )
-        found = [torch.device(str(name)) for name in names]
-        self.devices = [torch.device("cpu") if device.type == "cpu" else device for device in found]
+        named = [torch.device(str(name)) for name in names]
+        self.devices = [torch.device("cpu") if device.type == "cpu" else device for device in named]
         self.split = split
         super().__init__(device=self.devices[0])
         self._hooks: list[Any] = []

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -50,17 +50,17 @@ class Slice(nn.Module):
 
     def __init__(self, net: nn.Module, blocks: list[nn.Module], first: bool, last: bool) -> None:
         super().__init__()
-        chain = Blocks(blocks)
-        chain.in_segments = getattr(net.blocks, "in_segments", False)
-        self.__dict__.update(net=net, chain=chain)
+        own_blocks = Blocks(blocks)
+        own_blocks.in_segments = getattr(net.blocks, "in_segments", False)
+        self.__dict__.update(net=net, own_blocks=own_blocks)
         self.first, self.last = first, last
 
     def forward(self, x: Tensor) -> Tensor:
-        net, chain = self.__dict__["net"], self.__dict__["chain"]
-        chain.training = net.training
+        net, own_blocks = self.__dict__["net"], self.__dict__["own_blocks"]
+        own_blocks.training = net.training
         if self.first:
             x = net.enter(x)
-        x = chain(x)
+        x = own_blocks(x)
         out: Tensor = net.leave(x) if self.last else x.contiguous()  # sending needs contiguous memory
         return out
 
@@ -85,38 +85,20 @@ class Partition:
         blocks, total = chain_of(net, strategy, stages, slices), stages * slices
         edges = [index * len(blocks) // total for index in range(total + 1)]
         homes = [home % stages for home, (start, end) in enumerate(pairwise(edges)) for _ in range(start, end)]
-        self.blocks = block_names(net)
-        # two stages can't use the same tensor, but for those outside the blocks
-        places: dict[int, set[int]] = {}
-        for block, home in zip(blocks, homes, strict=True):
-            for tensor in [*block.parameters(), *block.buffers()]:
-                places.setdefault(id(tensor), set()).add(home)
-        for name, tensor in [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]:
-            if not self._inside(name) and id(tensor) in places:
-                places[id(tensor)].add(-1)
-            require(
-                len(places.get(id(tensor), ())) < 2,
-                f"strategy.stages cuts between two uses of the weight {name}, which a pipeline can't share: use "
-                "strategy=fsdp.",
-            )
         self.net, self.stage, self.stages, self.total = net, stage, stages, total
         self.first, self.last = stage == 0, stage == stages - 1
-        # a copy of the net whose tensors have a shape but no memory
-        memo: dict[int, Any] = {}
-        for tensor in [*net.parameters(), *net.buffers()]:
-            empty = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
-            is_parameter = isinstance(tensor, nn.Parameter)
-            memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
-        self.skeleton = copy.deepcopy(net, memo)
+        self.blocks = block_names(net)
+        self._check_shared(blocks, homes)
+        self.skeleton = copy_without_memory(net)
         self.tensors = list(net.state_dict())
         self.outside = [name for name in self.tensors if not self._inside(name)]
         apply_sharding(net)
-        chain: Any = net.blocks
+        net_blocks: Any = net.blocks
         for index, home in enumerate(homes):
             if home != stage:
-                chain[index] = nn.Identity()
+                net_blocks[index] = nn.Identity()
                 parent, _, attribute = self.blocks[index].rpartition(".")
-                net.get_submodule(parent)._modules[attribute] = chain[index]
+                net.get_submodule(parent)._modules[attribute] = net_blocks[index]
         if not (self.first or self.last):
             _drop_outside(net, self.blocks)
         self.slices = {
@@ -129,6 +111,22 @@ class Partition:
             if not self._inside(name) and module is not net and module._buffers:
                 module.register_forward_pre_hook(lambda module, args, name=name: self.used.add(name))
         self.groups: list[list[str]] = []  # names of the optimizer's parameters by group, for the whole net
+
+    def _check_shared(self, blocks: list[nn.Module], homes: list[int]) -> None:
+        """Raise UserError if two stages use the same tensor, but for those outside the blocks."""
+        stages_of: dict[int, set[int]] = {}
+        for block, home in zip(blocks, homes, strict=True):
+            for tensor in [*block.parameters(), *block.buffers()]:
+                stages_of.setdefault(id(tensor), set()).add(home)
+        named = self.net.named_parameters(remove_duplicate=False), self.net.named_buffers(remove_duplicate=False)
+        for name, tensor in chain.from_iterable(named):
+            if not self._inside(name) and id(tensor) in stages_of:
+                stages_of[id(tensor)].add(-1)
+            require(
+                len(stages_of.get(id(tensor), ())) < 2,
+                f"strategy.stages cuts between two uses of the weight {name}, which a pipeline can't share: use "
+                "strategy=fsdp.",
+            )
 
     def _inside(self, name: str) -> bool:
         return any(name == block or name.startswith(f"{block}.") for block in self.blocks)
@@ -206,12 +204,12 @@ class Partition:
         Collective. Ranks without `send` only help to gather tensors that are sharded over them. The values share no
         memory with the net.
         """
-        kept, ids = set(self.net.state_dict()), self.optimizer_ids()
+        own_names, ids = set(self.net.state_dict()), self.optimizer_ids()
         if self.last and not self.first:  # tensors of two stages come from the first, used buffers from the last
             used = {name for name, _ in self.net.named_buffers() if name.rpartition(".")[0] in self.used}
-            kept = {name for name in kept if self._inside(name) or name in used}
+            own_names = {name for name in own_names if self._inside(name) or name in used}
         mine = {
-            path: {name: full(value).clone() for name, value in table.items() if name in kept}
+            path: {name: full(value).clone() for name, value in table.items() if name in own_names}
             for path, table in tables(checkpoint, set(self.tensors))
         }
         states = [
@@ -260,6 +258,16 @@ def tables(
     for key, value in state.items():
         if isinstance(key, str) and key != "optimizer_states":
             yield from tables(value, names, (*path, key))
+
+
+def copy_without_memory(net: nn.Module) -> nn.Module:
+    """Return a copy of the net whose tensors have a shape but no memory."""
+    memo: dict[int, Any] = {}
+    for tensor in [*net.parameters(), *net.buffers()]:
+        empty = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+        is_parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+    return copy.deepcopy(net, memo)
 
 
 def _drop_outside(net: nn.Module, blocks: list[str]) -> None:

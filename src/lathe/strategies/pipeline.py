@@ -38,9 +38,6 @@ class Pipeline(DDPStrategy):
     gradients.
 
     Clipping, accumulation, optimizer and callbacks work on local tensors. Checkpoints equal those of a single process.
-
-    Raises:
-        UserError: a setting is impossible, or the net can't be cut so.
     """
 
     reshapes = True
@@ -167,8 +164,8 @@ class Pipeline(DDPStrategy):
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
         if fitting:
-            elsewhere = () if self._part.first else self._part.shared()
-            install_clipping(self.precision_plugin, self._groups["stages"], elsewhere)
+            uncounted = () if self._part.first else self._part.shared()
+            install_clipping(self.precision_plugin, self._groups["stages"], uncounted)
 
     # -- steps
 
@@ -188,7 +185,7 @@ class Pipeline(DDPStrategy):
             return (loss if scaler is None else scaler.scale(loss)) * share
 
         parameters = [p for p in part.net.parameters() if p.requires_grad]
-        kept = [p.grad for p in parameters]
+        accumulated = [p.grad for p in parameters]
         for p in parameters:
             p.grad = None
         with self.precision_plugin.train_step_context():
@@ -196,7 +193,7 @@ class Pipeline(DDPStrategy):
         for p in parameters:
             settle(p)
         self._new = {p: p.grad for p in parameters}
-        for p, gradient in zip(parameters, kept, strict=True):
+        for p, gradient in zip(parameters, accumulated, strict=True):
             p.grad = gradient
         if not part.last:
             task.add_zeros("train")
@@ -304,25 +301,25 @@ class ThreeD(MixedMeshes, Pipeline):
             parallelize(net, self._groups["mesh"]["tensor"], self._sequence_parallel)
 
 
-def count_microbatches(net: nn.Module, asked: int | None, schedule: str, stages: int) -> int:
+def count_microbatches(net: nn.Module, setting: int | None, schedule: str, stages: int) -> int:
     """Return the number of micro-batches per batch.
 
     By default it is 1 for a net with BatchNorm, which needs the whole batch; a larger number warns on rank 0.
     """
     norm = any(isinstance(module, _BatchNorm) for module in net.modules())
-    count = asked if asked is not None else 1 if norm else 2 * stages
-    why = f" (null is 1 for {type(net).__name__}, which has BatchNorm)" if norm and asked is None else ""
+    count = setting if setting is not None else 1 if norm else 2 * stages
+    why = f" (null is 1 for {type(net).__name__}, which has BatchNorm)" if norm and setting is None else ""
     if norm and count > 1:
         rank_zero_warn(
             f"strategy.microbatches={count}: BatchNorm sees one micro-batch at a time, so the result depends on this "
             "number."
         )
-    said = f"strategy.microbatches={count}{why}: strategy.schedule={schedule}"
+    key = f"strategy.microbatches={count}{why}: strategy.schedule={schedule}"
     enough = schedule != "1f1b" or count >= stages
-    require(enough, f"{said} needs at least strategy.stages={stages}; raise it, or use strategy.schedule=gpipe.")
+    require(enough, f"{key} needs at least strategy.stages={stages}; raise it, or use strategy.schedule=gpipe.")
     rounds = max(1, count // stages)
     equal = schedule != "interleaved" or count % rounds == 0
-    require(equal, f"{said} runs them in {rounds} equal rounds; use a multiple of strategy.stages={stages}.")
+    require(equal, f"{key} runs them in {rounds} equal rounds; use a multiple of strategy.stages={stages}.")
     return count
 
 

@@ -23,9 +23,6 @@ def precision_plugin(
 
     `auto` takes the format that the device multiplies fastest, and prints it. Lightning silently turns 16-mixed on a
     CPU into bf16-mixed; here it is float16 with a gradient scaler.
-
-    Raises:
-        UserError: the device does not support the format.
     """
     if name == "auto":
         name, reason = best_format(device_type)

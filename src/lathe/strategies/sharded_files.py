@@ -48,10 +48,10 @@ def save(checkpoint: dict[str, Any], path: Path) -> None:
     shards: dict[str, Tensor] = {}
     keys: dict[str, list[Any]] = {}
 
-    def put_aside(place: Any, leaf: Any) -> Any:
+    def put_aside(path_keys: Any, leaf: Any) -> Any:
         if not isinstance(leaf, DTensor):
             return leaf
-        way = [key.key if isinstance(key, MappingKey) else key.idx for key in place]
+        way = [key.key if isinstance(key, MappingKey) else key.idx for key in path_keys]
         name = "/".join(map(str, way))
         shards[name], keys[name] = leaf.detach(), way
         return None
@@ -113,43 +113,8 @@ def load(
     Raises:
         UserError: the folder is incomplete, of another kind, or holds more than plain data.
     """
-    own, parameters = module_state or {}, [parameters_by_id(optimizer) for optimizer in optimizers or ()]
-    skips = optimizers is not None and not parameters
     try:
-        meta = torch.load(path / META, map_location="cpu", weights_only=True)
-        checkpoint: dict[str, Any] = meta["checkpoint"]
-        places: dict[str, list[Any]] = {}
-        tensors: dict[str, Tensor] = {}
-        records: dict[str, Any] = {}
-        storage: dict[MetadataIndex, _StorageInfo] = {}
-        for name, record in meta["shards"].items():
-            keys, size, dtype = record["keys"], torch.Size(record["size"]), record["dtype"]
-            of_optimizer = keys[0] == "optimizer_states"
-            if of_optimizer and skips:
-                continue
-            like = parameters[keys[1]].get(keys[3]) if of_optimizer and parameters else own.get(f"{prefix}{keys[-1]}")
-            if isinstance(like, DTensor) and like.shape == size:
-                tensors[name] = torch.empty_like(like.detach(), dtype=dtype)
-            else:
-                tensors[name] = torch.empty(size, dtype=dtype)
-            places[name], chunks = keys, []
-            for index, (offsets, sizes, file, start, length) in enumerate(record["chunks"]):
-                if Path(file).name != file:
-                    raise pickle.UnpicklingError(f"{file} is not in the folder")
-                chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
-                storage[MetadataIndex(name, offsets, index)] = _StorageInfo(file, start, length)
-            records[name] = TensorStorageMetadata(TensorProperties(dtype), size, chunks)
-        if tensors:
-            reader = _Reader(path, Metadata(records, storage_data=storage))
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # expected with no_dist
-                dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
-        for name, tensor in tensors.items():
-            *way, last = places[name]
-            place: Any = checkpoint
-            for step in way:
-                place = place[step]
-            place[last] = tensor
+        return _load(path, module_state or {}, optimizers, prefix)
     except pickle.UnpicklingError as error:
         raise UserError(
             f"{key}={path} is not a checkpoint of plain tensors, so it is not opened: loading it could run code."
@@ -158,7 +123,53 @@ def load(
         raise UserError(
             f"{key}={path} can't be read as a sharded checkpoint: it is cut off or of another kind; take another."
         ) from error
-    return checkpoint
+
+
+def _load(
+    path: Path, module_state: Mapping[str, Tensor], optimizers: Sequence[Optimizer] | None, prefix: str
+) -> dict[str, Any]:
+    meta = torch.load(path / META, map_location="cpu", weights_only=True)
+    checkpoint, shards = meta["checkpoint"], meta["shards"]
+    if optimizers is not None and not optimizers:
+        shards = {name: record for name, record in shards.items() if record["keys"][0] != "optimizer_states"}
+    parameters = [parameters_by_id(optimizer) for optimizer in optimizers or ()]
+    tensors: dict[str, Tensor] = {}
+    for name, record in shards.items():
+        keys, size, dtype = record["keys"], torch.Size(record["size"]), record["dtype"]
+        like = module_state.get(f"{prefix}{keys[-1]}")
+        if keys[0] == "optimizer_states" and parameters:
+            like = parameters[keys[1]].get(keys[3])
+        if isinstance(like, DTensor) and like.shape == size:
+            tensors[name] = torch.empty_like(like.detach(), dtype=dtype)
+        else:
+            tensors[name] = torch.empty(size, dtype=dtype)
+    if tensors:
+        reader = _Reader(path, _metadata(shards))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # expected with no_dist
+            dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
+    for name, tensor in tensors.items():
+        *parents, last = shards[name]["keys"]
+        node: Any = checkpoint
+        for parent in parents:
+            node = node[parent]
+        node[last] = tensor
+    return dict(checkpoint)
+
+
+def _metadata(shards: Mapping[str, Any]) -> Metadata:
+    """Return torch's table of contents for the table in `meta.pt`, whose files must be in the folder."""
+    records: dict[str, Any] = {}
+    storage: dict[MetadataIndex, _StorageInfo] = {}
+    for name, record in shards.items():
+        chunks = []
+        for index, (offsets, sizes, file, start, length) in enumerate(record["chunks"]):
+            if Path(file).name != file:
+                raise pickle.UnpicklingError(f"{file} is not in the folder")
+            chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
+            storage[MetadataIndex(name, offsets, index)] = _StorageInfo(file, start, length)
+        records[name] = TensorStorageMetadata(TensorProperties(record["dtype"]), torch.Size(record["size"]), chunks)
+    return Metadata(records, storage_data=storage)
 
 
 class _Reader(FileSystemReader):

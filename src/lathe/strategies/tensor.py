@@ -39,9 +39,6 @@ class TensorParallel(MixedMeshes, ShardedStrategy):
     With `fsdp`, a rank's shards are sharded again over the data replicas (2D parallelism); without it, replicas are
     equal and average their gradients. With `sequence_parallel`, activations between the sharded layers are slices of
     dimension 1. Logits are gathered: every rank of a group computes the whole loss.
-
-    Raises:
-        UserError: the sizes do not multiply to the number of processes, or the net can't be sharded so.
     """
 
     name = "tensor"
@@ -134,14 +131,14 @@ def plan_of(net: nn.Module) -> dict[str, str]:
         bool(plan),
         f"strategy=tensor cuts a net by its `tensor_plan`, and {name} declares none: use strategy=fsdp or declare one.",
     )
-    known, words = styles(True), dict[str, str]()
+    known, word_by_module = styles(True), dict[str, str]()
     for pattern, word in plan.items():
         require(word in known, f"{name}.tensor_plan[{pattern!r}]={word!r}: {did_you_mean(word, list(known))}")
         expression = re.compile(re.escape(pattern).replace(r"\*", "[^.]+"))
-        found = [module_name for module_name, _ in net.named_modules() if expression.fullmatch(module_name)]
-        require(bool(found), f"{name}.tensor_plan[{pattern!r}] fits no module of the net.")
-        words |= dict.fromkeys(found, word)
-    return words
+        matches = [module_name for module_name, _ in net.named_modules() if expression.fullmatch(module_name)]
+        require(bool(matches), f"{name}.tensor_plan[{pattern!r}] fits no module of the net.")
+        word_by_module |= dict.fromkeys(matches, word)
+    return word_by_module
 
 
 def check_limits(net: nn.Module, size: int) -> None:
@@ -152,15 +149,15 @@ def check_limits(net: nn.Module, size: int) -> None:
 
 def parallelize(net: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     """Shard `net` by its plan, in place, with ties. A plan without `split` disables sequence parallelism."""
-    words = plan_of(net)
+    word_by_module = plan_of(net)
     check_limits(net, mesh.size())
-    in_slices = sequence_parallel and "split" in words.values()
+    in_slices = sequence_parallel and "split" in word_by_module.values()
     by_word = styles(in_slices)
     places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in net.modules():
         for own_name, parameter in module.named_parameters(recurse=False):
             places.setdefault(parameter, []).append((module, own_name))
-    for name, word in words.items():
+    for name, word in word_by_module.items():
         module, style = net.get_submodule(name), by_word[word]
         if word == "split" and in_slices:
             module.register_forward_hook(partial(check_length, mesh.size()))  # runs before the hook that slices

@@ -31,10 +31,6 @@ class WholeStep:
     Learning rates are tensors in the graph, so that a schedule causes no recompilation; other code reads numbers.
 
     `task.net` and `task.objective` make the step; `mode`, `dynamic`, `backend` and `options` are torch.compile's.
-
-    Raises:
-        UserError: this torch can't capture a backward pass; or, at the first graph, the net, the loss or the optimizer
-            can't be captured whole.
     """
 
     def __init__(
@@ -70,21 +66,21 @@ class WholeStep:
         # hooks within a step would not be called, but for those of callbacks with `on_whole_step`
         module = trainer.lightning_module
         steps = ("training_step", "optimizer_step", "backward", "configure_gradient_clipping")
-        owners = [one for one in trainer.callbacks if not callable(getattr(one, "on_whole_step", None))]
-        found = [
+        owners = [callback for callback in trainer.callbacks if not callable(getattr(callback, "on_whole_step", None))]
+        uncalled = [
             f"{type(owner).__name__}.{name}"
             for owner in owners
             for name in WITHIN
             if getattr(type(owner), name) is not getattr(Callback, name) and callable(getattr(owner, name))
         ]
-        found += [
+        uncalled += [
             f"{type(module).__name__}.{name}"
             for name in (*WITHIN, *steps)
             if is_overridden(name, module) and not getattr(getattr(type(module), name), "is_in_whole_step", False)
         ]
         require(
-            not found,
-            f"{KEY}: {', '.join(found)} is not called in a compiled step. Leave it out, or use compile.scope=net.",
+            not uncalled,
+            f"{KEY}: {', '.join(uncalled)} is not called in a compiled step. Leave it out, or use compile.scope=net.",
         )
         require(
             self.task.objective == self.task.losses,
@@ -179,8 +175,8 @@ class WholeStep:
             for name, value in state.items():
                 if isinstance(value, Tensor) and value.device != parameter.device:
                     state[name] = value.to(parameter.device)
-        kept = (value for state in self._optimizer.state.values() for value in state.values())
-        for tensor in (*self._gradients, *self._rates, *kept):
+        states = (value for state in self._optimizer.state.values() for value in state.values())
+        for tensor in (*self._gradients, *self._rates, *states):
             if isinstance(tensor, Tensor):
                 torch._dynamo.mark_static_address(tensor)
         try:

@@ -27,9 +27,9 @@ def check_checkpoint(checkpoint: Mapping[str, Any], mappings: bool = False) -> N
     """
     unreadable = _find_unreadable(checkpoint, "", mappings, set())
     if unreadable is not None:
-        place, value = unreadable
+        entry, value = unreadable
         raise UserError(
-            f"checkpoint: {place} is a {name_of(value).removeprefix('builtins.')}. Checkpoints hold plain values "
+            f"checkpoint: {entry} is a {name_of(value).removeprefix('builtins.')}. Checkpoints hold plain values "
             "(numbers, strings, lists, dicts, tensors): convert it."
         )
     for name, value in checkpoint.get("state_dict", {}).items():
@@ -54,10 +54,10 @@ def without_numpy(tree: Any, inside: frozenset[int] = frozenset()) -> Any:
     converted = [(name, without_numpy(value, inside)) for name, value in pairs]
     if all(new is old for (_, new), (_, old) in zip(converted, pairs, strict=True)):
         return tree
-    found = type(tree)(converted if isinstance(tree, dict) else [value for _, value in converted])
+    result = type(tree)(converted if isinstance(tree, dict) else [value for _, value in converted])
     if isinstance(tree, OrderedDict):  # a module's state_dict has the module's version as an attribute
-        vars(found).update(vars(tree))
-    return found
+        vars(result).update(vars(tree))
+    return result
 
 
 def readable_hyper_parameters(part: LightningModule | LightningDataModule) -> tuple[dict[str, Any], list[str]]:
@@ -108,27 +108,27 @@ def name_of(part: Any) -> str:
     return f"{type(part).__module__}.{type(part).__qualname__}"
 
 
-def _find_unreadable(tree: Any, place: str, mappings: bool, seen: set[int]) -> tuple[str, Any] | None:
+def _find_unreadable(tree: Any, path: str, mappings: bool, seen: set[int]) -> tuple[str, Any] | None:
     """Return the place and value of the first leaf in nested containers that could not be read again."""
     kind = type(tree)
     is_mapping = kind in (dict, OrderedDict) or (mappings and isinstance(tree, Mapping))
     if kind not in TENSORS and not is_mapping and kind not in (list, tuple):
-        return None if kind in PLAIN or _is_readable_leaf(tree) else (place, tree)
+        return None if kind in PLAIN or _is_readable_leaf(tree) else (path, tree)
     if id(tree) in seen:
         return None
     seen.add(id(tree))
     inside: list[tuple[str, Any]] = []
     if kind in (list, tuple):
-        inside = [(f"{place}[{index}]", value) for index, value in enumerate(tree) if type(value) not in PLAIN]
+        inside = [(f"{path}[{index}]", value) for index, value in enumerate(tree) if type(value) not in PLAIN]
     elif is_mapping:
         key = next((name for name in tree if type(name) not in PLAIN and not is_readable(name)), None)
         if key is not None:
-            return f"the key {key!a} of {place or 'it'}", key
-        dot = f"{place}." if place else ""
+            return f"the key {key!a} of {path or 'it'}", key
+        dot = f"{path}." if path else ""
         inside = [(f"{dot}{name}", value) for name, value in tree.items() if type(value) not in PLAIN]
     if kind in TENSORS or kind is OrderedDict:  # their attributes are written too
-        inside += [(f"{place}.{name}", value) for name, value in vars(tree).items()]
-    return next((bad for at, value in inside if (bad := _find_unreadable(value, at, mappings, seen))), None)
+        inside += [(f"{path}.{name}", value) for name, value in vars(tree).items()]
+    return next((leaf for inner, value in inside if (leaf := _find_unreadable(value, inner, mappings, seen))), None)
 
 
 def _is_readable_leaf(value: Any) -> bool:

@@ -15,7 +15,7 @@ from lathe.config.types import Name, NonNegative, ShareBelowOne, SomeNames
 from lathe.config.validation import validated
 from lathe.data.order import IGNORE
 from lathe.errors import ArgumentError, UserError
-from lathe.tasks.base import stacked
+from lathe.tasks.metric_sums import stacked
 from lathe.tasks.supervised import SupervisedTask
 
 MAX_LOGITS = 2**14  # of a batch whose sums are deferred
@@ -31,9 +31,6 @@ class ClassificationTask(SupervisedTask):
     `class_weights` weigh the cross-entropy of a sample by its class: the loss is sum_i w[y_i] l_i / n with w scaled to
     a mean of 1, in training and evaluation. torch divides by sum_i w[y_i] instead, which depends on how samples are
     divided among devices.
-
-    Raises:
-        ArgumentError: an unknown initialisation, loss or metric, or arguments that exclude each other.
     """
 
     metrics: tuple[str, ...] = ("loss", "accuracy")
@@ -123,11 +120,11 @@ class ClassificationTask(SupervisedTask):
         if self._named is None:
             correct = (outputs.argmax(dim=1) == target).sum()
             return stacked(loss, [correct], count)
-        found = {"accuracy": (outputs.argmax(dim=1) == target).sum()} if "accuracy" in self._named else {}
+        sums = {"accuracy": (outputs.argmax(dim=1) == target).sum()} if "accuracy" in self._named else {}
         if "top5_accuracy" in self._named:
             top = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
-            found["top5_accuracy"] = (top == target.unsqueeze(1)).sum()
-        return stacked(loss, [found[name] for name in self._named], count)
+            sums["top5_accuracy"] = (top == target.unsqueeze(1)).sum()
+        return stacked(loss, [sums[name] for name in self._named], count)
 
     def reduce_later(self, outputs: Tensor, batch: Any) -> Tensor | None:
         """Return the targets, if `reduce` is this class's own, targets are class numbers, and logits are few and on the
@@ -143,14 +140,14 @@ class ClassificationTask(SupervisedTask):
         return None if target.is_floating_point() else target
 
     def reduce_several(self, deferred: list[tuple[Any, Any, Tensor]]) -> Any:
-        outputs, kept, losses = zip(*deferred, strict=True)
-        targets = torch.stack(kept).numpy()
-        found = torch.stack(outputs).float().numpy().argmax(axis=2)
+        outputs, target_rows, losses = zip(*deferred, strict=True)
+        targets = torch.stack(target_rows).numpy()
+        predictions = torch.stack(outputs).float().numpy().argmax(axis=2)
         dtype = np.float64 if self._sums_dtype == torch.float64 else np.float32
         count = (targets != IGNORE).sum(axis=1).astype(dtype)
         rows = np.empty((len(deferred), 3), dtype)
         rows[:, 0] = torch.stack(losses).to(self._sums_dtype).numpy() * count
-        rows[:, 1], rows[:, 2] = (found == targets).sum(axis=1), count
+        rows[:, 1], rows[:, 2] = (predictions == targets).sum(axis=1), count
         return rows
 
     def counted(self, targets: Tensor) -> Tensor | None:

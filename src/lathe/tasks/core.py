@@ -57,14 +57,14 @@ def record_calls(task: nn.Module, batches: Iterable[Any], limit: int = 1, split:
     gradients, runs on each batch until it calls the core; `training_step` does where that is missing, or with
     split="train". `self.log` and optimizers do nothing meanwhile; random states and modes are restored.
     """
-    given = vars(task).get("lathe_task", task)
-    if isinstance(given, Task) and given.driven is given:
+    task_or_module = vars(task).get("lathe_task", task)
+    if isinstance(task_or_module, Task) and task_or_module.driven is task_or_module:
         return [Call((net_input(batch),)) for batch in islice(batches, limit)]
-    module: Any = getattr(given, "driven", given)
-    example = getattr(given, "example", None)
+    module: Any = getattr(task_or_module, "driven", task_or_module)
+    example = getattr(task_or_module, "example", None)
     if isinstance(example, str):
         device = next((parameter.device for parameter in module.parameters()), "cpu")
         return [Call.load(example).to(device)]
-    from lathe.tasks.lightning import record  # for a user's own module only
+    from lathe.tasks.recording import record  # for a user's own module only
 
     return record(module, islice(batches, limit), split)

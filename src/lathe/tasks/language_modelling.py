@@ -15,7 +15,8 @@ from lathe.config.validation import validated
 from lathe.data.order import IGNORE
 from lathe.errors import UserError
 from lathe.nets.init import apply_init
-from lathe.tasks.base import Task, stacked
+from lathe.tasks.base import Task
+from lathe.tasks.metric_sums import stacked
 
 CHUNK = 2**24  # logits whose log-probabilities exist at the same time in evaluation: 64 MiB of float32
 
@@ -52,9 +53,6 @@ class LanguageModellingTask(Task):
     `count`, it is divided by the batch's own counted targets. The net returns logits [batch, time, vocabulary].
 
     Metrics are means over tokens. A perplexity too large for a float is inf.
-
-    Raises:
-        ArgumentError: an unknown initialisation.
     """
 
     metrics = ("loss", "accuracy")

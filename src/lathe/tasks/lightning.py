@@ -1,21 +1,9 @@
-"""A user's LightningModule as a task: the Trainer runs it as it is.
+"""A user's LightningModule as a task: the Trainer runs it as it is."""
 
-The module's own step turns a batch into the core's arguments. `record` runs it up to that call.
-"""
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-import inspect
-import os
-import random
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any, cast
-
-import numpy as np
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.core.optimizer import _configure_optimizers
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -26,20 +14,18 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 from torch.utils._pytree import tree_leaves
 
-from lathe.compression.modes import uncompiled
 from lathe.compression.structure import structure_of
 from lathe.config.validation import validated
-from lathe.data.transfer import stand_in
-from lathe.errors import UserError, is_user_file, require, user_location
-from lathe.measure.calls import Call, unknown
-from lathe.tasks.base import Task, gather_logs, gather_objects, restore_logs
+from lathe.errors import UserError, require
+from lathe.measure.processes import everyones
+from lathe.tasks.base import Task
 from lathe.tasks.checkpoint_types import name_of, print_left_out
-from lathe.tasks.core import EXAMPLE, core_name, core_of, find_core, record_calls
+from lathe.tasks.core import core_of, find_core
+from lathe.tasks.metric_state import gather_logs, restore_logs
+from lathe.tasks.recording import ExampleRecorder
 from lathe.tasks.scheduler import KEY, NEVER, make_optimizers
 
 GRADIENTS = "gradients"  # in a checkpoint of a module with manual optimization, by the names of their parameters
-# methods of a module that do nothing while a call is recorded
-SILENT = ("log", "log_dict", "manual_backward", "toggle_optimizer", "untoggle_optimizer", "clip_gradients")
 
 
 class LightningTask(Task):
@@ -49,10 +35,6 @@ class LightningTask(Task):
     child with parameters, else the module), and `example` a file with its arguments (None: as a step calls it).
 
     Its metrics and outputs are not declared, so only a metric that the user names is monitored.
-
-    Raises:
-        UserError: `net` is not a LightningModule, has no training_step, has lazy parameters, or has both or neither of
-            `configure_optimizers` and `optimizer`.
     """
 
     metrics: tuple[str, ...] = ()
@@ -110,19 +92,19 @@ class LightningTask(Task):
         return module
 
     def check_training(self) -> None:
-        own, given = is_overridden("configure_optimizers", self.driven), self._make_optimizer is not None
+        own, has_optimizer = is_overridden("configure_optimizers", self.driven), self._make_optimizer is not None
         name = name_of(self.driven)
         require(
-            not (own and given),
+            not (own and has_optimizer),
             f"optimizer has no effect: {name} has configure_optimizers. Use optimizer=none scheduler=none.",
         )
         require(
-            own or given,
+            own or has_optimizer,
             f"optimizer=none: {name} has no configure_optimizers. Write one, or choose an optimizer such as adamw.",
         )
         if own and self.fused_optimizer:
             rank_zero_only(print)(f"{KEY}: no effect on the optimizer that {name} makes.")
-        if given:
+        if has_optimizer:
             self.driven.configure_optimizers = self._configure  # type: ignore[method-assign]
 
     def check_run(self, cfg: Mapping[str, Any]) -> None:
@@ -144,8 +126,8 @@ class LightningTask(Task):
 
     def own_callbacks(self) -> list[Callback]:
         names = [name for name, _ in self.driven.named_parameters()]
-        found: list[Callback] = [LogCheckpoint(names), ExampleRecorder()]
-        return found if self.driven.automatic_optimization else [*found, GradientCheckpoint()]
+        callbacks: list[Callback] = [LogCheckpoint(names), ExampleRecorder()]
+        return callbacks if self.driven.automatic_optimization else [*callbacks, GradientCheckpoint()]
 
 
 class LogCheckpoint(Callback):
@@ -252,7 +234,9 @@ class GradientCheckpoint(Callback):
             if parameter.requires_grad:
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._unused.add))
         self._hooks += [
-            one.register_step_post_hook(self._stepped) for one in trainer.optimizers if isinstance(one, Optimizer)
+            optimizer.register_step_post_hook(self._stepped)
+            for optimizer in trainer.optimizers
+            if isinstance(optimizer, Optimizer)
         ]
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
@@ -307,7 +291,7 @@ def synchronise_module(trainer: Trainer, module: LightningModule) -> None:
     def checked_gather(data: Any, group: Any = None, sync_grads: bool = False) -> Any:
         if group is None and not module.training:
             own = [list(leaf.shape) for leaf in tree_leaves(data) if isinstance(leaf, Tensor)]
-            shapes = gather_objects(own, trainer)
+            shapes = everyones(own)
             if any(other != shapes[0] for other in shapes):
                 shown = "; ".join(f"rank {rank}: {shape}" for rank, shape in enumerate(shapes[:4]))
                 raise UserError(
@@ -322,168 +306,3 @@ def synchronise_module(trainer: Trainer, module: LightningModule) -> None:
     module.all_gather = checked_gather  # type: ignore[method-assign]
     if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
         module.lr_scheduler_step = synchronised_step  # type: ignore[method-assign]
-
-
-class _Recorded(BaseException):
-    """Ends a user's step at the call of the core; no `except Exception` of the step catches it."""
-
-
-def record(module: LightningModule, batches: Iterable[Any], split: str) -> list[Call]:
-    """Return the core's arguments in the module's step on each batch, as `lathe.tasks.core.record_calls` does."""
-    validates = split != "train" and is_overridden("validation_step", module)
-    step = module.validation_step if validates else module.training_step
-    with _outside_of_a_loop(module):
-        return [_record(module, step, batch, index) for index, batch in enumerate(batches)]
-
-
-def _record(module: LightningModule, step: Callable[..., Any], batch: Any, index: int) -> Call:
-    core, found, where = core_of(module), list[Call](), ""
-
-    def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        nonlocal where
-        found.append(Call(args, kwargs))
-        frame: Any = sys._getframe(1)
-        while frame is not None and not is_user_file(frame.f_code.co_filename):
-            frame = frame.f_back
-        where = f" ({frame.f_code.co_filename}:{frame.f_lineno})" if frame is not None else ""
-        raise _Recorded
-
-    handle = core.register_forward_pre_hook(keep, prepend=True, with_kwargs=True)
-    place = f"{type(module).__name__}.{step.__name__}"
-    names = list(inspect.signature(step).parameters)
-    takes = 2 if any(name.startswith("*") for name in names) else max(len(names), 1)
-    try:
-        step(*[batch, index, 0][:takes])  # batch, batch_idx and dataloader_idx
-    except _Recorded:
-        pass
-    except Exception as error:
-        reason = " ".join(str(error).split())[:160]
-        raise UserError(
-            f"model.core: {place} raises {type(error).__name__} before it calls the core{user_location(error)}: "
-            f"{reason}. Name a submodule that it calls earlier, or give model.example."
-        ) from error
-    finally:
-        handle.remove()
-    if not found:
-        lines = f"{inspect.getsourcefile(step)}:{inspect.getsourcelines(step)[1]}"
-        children = ", ".join(name for name, part in module.named_children() if any(True for _ in part.parameters()))
-        raise UserError(
-            f"model.core={core_name(module) or 'null'}: {place} ({lines}) does not call {type(core).__name__} as a "
-            f"module. Name the submodule that it calls: {children}."
-        )
-    bad = unknown([list(found[0].args), found[0].kwargs])
-    require(
-        bad is None,
-        f"model.core: {place} passes a {name_of(bad)} to the core{where}. Name a submodule that takes tensors and "
-        "plain values.",
-    )
-    return found[0].map(torch.Tensor.detach)
-
-
-class _Idle:
-    """An optimizer that makes no step."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def step(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing."""
-
-    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing."""
-
-
-@contextmanager
-def _outside_of_a_loop(module: LightningModule) -> Iterator[None]:
-    """Let steps of `module` run in eval mode, without gradients, logs and updates; restore modes and random states."""
-    idle: list[_Idle] = []
-
-    def optimizers(*_: Any, **__: Any) -> Any:
-        if not idle:
-            made = module.trainer.optimizers or _configure_optimizers(cast(Any, module.configure_optimizers()))[0]
-            idle.extend(map(_Idle, made))
-        return idle[0] if len(idle) == 1 else idle
-
-    before, modes = dict(vars(module)), [(part, part.training) for part in module.modules()]
-    devices = sorted({p.device.index for p in module.parameters() if p.device.type == "cuda"})
-    replaced: dict[str, Any] = dict.fromkeys(SILENT, lambda *_, **__: None) | {"optimizers": optimizers}
-    python, numpy, without = random.getstate(), np.random.get_state(), module._trainer is None
-    with torch.random.fork_rng(devices=devices), torch.no_grad(), uncompiled(module):
-        if without:
-            module.trainer = stand_in()
-        vars(module).update(replaced)
-        module.eval()
-        try:
-            yield
-        finally:
-            for name in replaced:
-                vars(module).pop(name, None)
-                if name in before:
-                    vars(module)[name] = before[name]
-            if without:
-                module.trainer = None
-            for part, training in modes:
-                part.training = training
-            random.setstate(python)
-            np.random.set_state(numpy)
-
-
-class ExampleRecorder(Callback):
-    """Write the arguments of the core's first call to `example.pt` in the run directory, for export, predict and serve.
-
-    The call is that of a step of the run itself: nothing runs twice. A compiled core gets no hook, which would be
-    compiled too; there the first batch is recorded.
-    """
-
-    def __init__(self) -> None:
-        self._hook: Any = None
-        self._records = False
-
-    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._watch(trainer, pl_module)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._watch(trainer, pl_module)
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self._records:
-            self._records = False
-            with suppress(UserError):  # export records a call, or says why it can't
-                self._write(record_calls(pl_module, [batch], split="train")[0], trainer)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._remove()
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._remove()
-
-    def _remove(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-        self._hook = None
-
-    def _watch(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        core = core_of(pl_module)
-        if not trainer.is_global_zero or self._hook is not None or Path(trainer.default_root_dir, EXAMPLE).exists():
-            return
-        if core._compiled_call_impl is not None:
-            self._records = True
-            return
-
-        def write(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if "forward" not in vars(core):  # DDP calls the whole module with a step in the place of its forward
-                self._remove()
-                if unknown([list(args), kwargs]) is None:
-                    self._write(Call(args, kwargs), trainer)
-
-        self._hook = core.register_forward_pre_hook(write, with_kwargs=True)
-
-    @staticmethod
-    def _write(call: Call, trainer: Trainer) -> None:
-        path = Path(trainer.default_root_dir, EXAMPLE)
-        part = path.with_name(f".{EXAMPLE}.{os.getpid()}")
-        call.save(part)
-        part.replace(path)

@@ -17,7 +17,9 @@ from torchmetrics.aggregation import BaseAggregator
 
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, did_you_mean, user_location
-from lathe.tasks.base import SPLITS, gather_objects, load_metric_state, metric_state
+from lathe.measure.processes import everyones
+from lathe.tasks.base import SPLITS
+from lathe.tasks.metric_state import load_metric_state, metric_state
 
 CALL_ERRORS = (TypeError, ValueError, RuntimeError, IndexError, NotImplementedError)  # of wrong shapes and types
 PREFIXES = {"classes": "Multiclass", "labels": "Multilabel"}  # of torchmetrics, by what a task predicts
@@ -40,21 +42,21 @@ class OwnLoss:
     holds, such as class weights, comes from the configuration and not from a checkpoint.
     """
 
-    def __init__(self, given: Any) -> None:
-        self.terms: dict[str, Any] = dict(given.items()) if isinstance(given, Mapping) else {"loss": given}
-        self._place: tuple[torch.device, torch.dtype] | None = None
+    def __init__(self, loss: Any) -> None:
+        self.terms: dict[str, Any] = dict(loss.items()) if isinstance(loss, Mapping) else {"loss": loss}
+        self._moved_to: tuple[torch.device, torch.dtype] | None = None
         if not self.terms:
             raise ArgumentError("loss={}: expected a loss, or several by name.")
         for name, term in self.terms.items():
-            key = f"loss.{name}" if isinstance(given, Mapping) else "loss"
+            key = f"loss.{name}" if isinstance(loss, Mapping) else "loss"
             if not callable(term) or isinstance(term, type):
                 raise ArgumentError(
-                    f"{key}={named(term)}: expected a callable (outputs, targets) -> scalar, such as "
+                    f"{key}={describe(term)}: expected a callable (outputs, targets) -> scalar, such as "
                     "{_target_: torch.nn.CrossEntropyLoss}."
                 )
             if isinstance(term, nn.Module) and any(p.requires_grad for p in term.parameters()):
                 raise ArgumentError(
-                    f"{key}={named(term)} has trainable parameters, which no optimizer updates: freeze them, or put "
+                    f"{key}={describe(term)} has trainable parameters, which no optimizer updates: freeze them, or put "
                     "them into the net."
                 )
 
@@ -68,10 +70,10 @@ class OwnLoss:
         with torch.enable_grad():
             outputs = outputs.detach().requires_grad_()
             self._move(outputs)
-            found = {name: self._term(name, outputs, targets) for name in self.terms}
-        if not any(value.requires_grad for value in found.values()):
+            terms = {name: self._term(name, outputs, targets) for name in self.terms}
+        if not any(value.requires_grad for value in terms.values()):
             raise UserError(
-                f"{self._key(next(iter(found)))} has no gradient with respect to the outputs: compute it without "
+                f"{self._key(next(iter(terms)))} has no gradient with respect to the outputs: compute it without "
                 "detach(), item() or argmax()."
             )
 
@@ -93,28 +95,30 @@ class OwnLoss:
         except torch.OutOfMemoryError:
             raise
         except CALL_ERRORS as error:
-            given = f"outputs {shape(outputs)} and targets {shape(targets)}"
-            raise UserError(f"{self._key(name)} does not accept {given}: {_reason(error)}") from error
+            inputs = f"outputs {shape(outputs)} and targets {shape(targets)}"
+            raise UserError(f"{self._key(name)} does not accept {inputs}: {_reason(error)}") from error
         if not isinstance(value, Tensor) or value.dim():
             raise UserError(f"{self._key(name)} returns {_what(value)}: expected a scalar, such as the mean.")
         return value
 
     def _key(self, name: str) -> str:
-        return f"task.loss{'' if name == 'loss' else f'.{name}'}={named(self.terms[name])}"
+        return f"task.loss{'' if name == 'loss' else f'.{name}'}={describe(self.terms[name])}"
 
     def _move(self, outputs: Tensor) -> None:
-        place = (outputs.device, outputs.dtype)
-        if place != self._place:
-            self._place = place
+        target = (outputs.device, outputs.dtype)
+        if target != self._moved_to:
+            self._moved_to = target
             for term in self.terms.values():
                 if isinstance(term, nn.Module):
-                    term.to(*place)
+                    term.to(*target)
 
 
-def chosen(given: Any, known: Sequence[str]) -> tuple[list[str], dict[str, Metric]]:
+def select_metrics(metrics: Any, known: Sequence[str]) -> tuple[list[str], dict[str, Metric]]:
     """Return what `metrics` asks for: names of `known`, and torchmetrics by name."""
-    if isinstance(given, (str, Metric)) or not isinstance(given, (Mapping, Sequence)):
-        raise ArgumentError(f"metrics={named(given)}: expected a list of names and torchmetrics, or these by name.")
+    if isinstance(metrics, (str, Metric)) or not isinstance(metrics, (Mapping, Sequence)):
+        raise ArgumentError(
+            f"metrics={describe(metrics)}: expected a list of names and torchmetrics, or these by name."
+        )
 
     def default_name(item: Any) -> str:
         """Return a metric's own name; that of MulticlassF1Score is f1_score."""
@@ -122,7 +126,7 @@ def chosen(given: Any, known: Sequence[str]) -> tuple[list[str], dict[str, Metri
         snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", plain).lower()
         return item if isinstance(item, str) else snake
 
-    pairs = given.items() if isinstance(given, Mapping) else ((default_name(item), item) for item in given)
+    pairs = metrics.items() if isinstance(metrics, Mapping) else ((default_name(item), item) for item in metrics)
     sums: list[str] = []
     objects: dict[str, Metric] = {}
     for name, item in pairs:
@@ -140,7 +144,7 @@ def chosen(given: Any, known: Sequence[str]) -> tuple[list[str], dict[str, Metri
             continue
         if not isinstance(item, Metric) or isinstance(item, BaseAggregator):
             raise ArgumentError(
-                f"metrics.{name}={named(item)}: expected a torchmetric of predictions and targets, such as "
+                f"metrics.{name}={describe(item)}: expected a torchmetric of predictions and targets, such as "
                 "torchmetrics.classification.MulticlassAUROC."
             )
         objects[name] = item
@@ -188,15 +192,15 @@ class Meters(nn.Module):
         if not len(targets):
             return
         for name, metric, binary in zip(self.names, self._of(split), self._binary, strict=True):
-            second = binary and predictions.dim() == 2 and predictions.shape[1] == 2 and targets.dim() == 1
-            given = predictions[:, 1] if second else predictions
+            takes_second = binary and predictions.dim() == 2 and predictions.shape[1] == 2 and targets.dim() == 1
+            scores = predictions[:, 1] if takes_second else predictions
             try:
-                metric.update(given, targets)
+                metric.update(scores, targets)
             except torch.OutOfMemoryError:
                 raise
             except CALL_ERRORS as error:
                 raise UserError(
-                    f"task.metrics.{name}: {named(metric)} does not accept predictions {shape(given)} and targets "
+                    f"task.metrics.{name}: {describe(metric)} does not accept predictions {shape(scores)} and targets "
                     f"{shape(targets)}: {_reason(error)}"
                 ) from error
 
@@ -206,10 +210,10 @@ class Meters(nn.Module):
         metrics = self._of(split)
         if trainer is not None and trainer.world_size > 1:
             _merge(metrics, trainer)
-        found = {}
+        values = {}
         for name, metric in zip(self.names, metrics, strict=True):
             if metric.update_count:
-                key = f"task.metrics.{name}: {named(metric)}"
+                key = f"task.metrics.{name}: {describe(metric)}"
                 try:
                     value = metric.compute()
                 except CALL_ERRORS as error:
@@ -217,9 +221,9 @@ class Meters(nn.Module):
                 if not isinstance(value, Tensor) or value.numel() != 1:
                     way = " (average=macro returns one)" if hasattr(metric, "average") else ""
                     raise UserError(f"{key} returns {_what(value)}: expected a scalar{way}.")
-                found[name] = float(value)
+                values[name] = float(value)
             metric.reset()
-        return found
+        return values
 
     def check_kinds(self, predicts: str, width: int) -> None:
         """Raise UserError for a metric of another kind than the task's `width` classes or labels."""
@@ -228,12 +232,12 @@ class Meters(nn.Module):
             return
         for name, metric in zip(self.names, self._of("train"), strict=True):
             kind = type(metric).__name__
-            given = next((one for one in ("Binary", *PREFIXES.values()) if kind.startswith(one)), prefix)
-            if given == prefix or (given == "Binary" and (predicts == "labels" or width == 2)):
+            own_prefix = next((known for known in ("Binary", *PREFIXES.values()) if kind.startswith(known)), prefix)
+            if own_prefix == prefix or (own_prefix == "Binary" and (predicts == "labels" or width == 2)):
                 continue
             raise UserError(
                 f"task.metrics.{name}: {kind} does not fit {width} {predicts}. Use torchmetrics.classification."
-                f"{prefix}{kind.removeprefix(given)}."
+                f"{prefix}{kind.removeprefix(own_prefix)}."
             )
 
     def check(self, predictions: Tensor, targets: Tensor) -> None:
@@ -252,7 +256,7 @@ def _merge(metrics: Sequence[Metric], trainer: Trainer) -> None:
     sharing = trainer.distributed_sampler_kwargs
     replica = sharing["rank"] if sharing else trainer.global_rank
     mine = [[metric_state(part) for part in _parts(metric)] for metric in metrics]
-    each = gather_objects((replica, mine), trainer)
+    each = everyones((replica, mine))
     for number, metric in enumerate(metrics):
         rows: dict[int, list[dict[str, Any]]] = {}
         for rank, states in each:
@@ -271,16 +275,16 @@ def _reduce_states(metric: Metric, states: Sequence[dict[str, Any]]) -> dict[str
     values: dict[str, Any] = {}
     reductions: dict[str, Any] = dict(metric._reductions)
     for name, reduction in reductions.items():
-        found = [state["values"][name] for state in states]
-        if isinstance(found[0], list):
-            values[name] = [part for parts in found for part in parts]
+        parts_by_rank = [state["values"][name] for state in states]
+        if isinstance(parts_by_rank[0], list):
+            values[name] = [part for parts in parts_by_rank for part in parts]
         else:
-            stacked = torch.stack(found)
+            stacked = torch.stack(parts_by_rank)
             values[name] = stacked if reduction is None else reduction(stacked)
     return {"count": sum(state["count"] for state in states), "values": values}
 
 
-def named(part: Any) -> str:
+def describe(part: Any) -> str:
     """Return a loss or a metric as a user writes it."""
     if isinstance(part, (str, int, float, type(None))):
         return str(part)

@@ -14,7 +14,7 @@ from lathe.config.types import Name, NonNegative, SomeNames
 from lathe.config.validation import validated
 from lathe.data.order import IGNORE
 from lathe.errors import ArgumentError, UserError
-from lathe.tasks.base import stacked
+from lathe.tasks.metric_sums import stacked
 from lathe.tasks.supervised import SupervisedTask
 
 
@@ -22,9 +22,6 @@ class MultiLabelTask(SupervisedTask):
     """A batch is `(x, y)`: y [batch, labels] of 0 and 1, or -100 throughout a row that only fills up a batch. The net
     returns a logit for each label. `accuracy` is the share of labels that are right at a probability of one half;
     torchmetrics get the sigmoid and integers [batch, labels]. `pos_weight` weighs the ones of each label.
-
-    Raises:
-        ArgumentError: an unknown initialisation, loss or metric, or arguments that exclude each other.
     """
 
     metrics: tuple[str, ...] = ("loss", "accuracy")
@@ -50,10 +47,10 @@ class MultiLabelTask(SupervisedTask):
 
     def check_outputs(self, outputs: Tensor | None, facts: Mapping[str, Any]) -> None:
         super().check_outputs(outputs, facts)
-        found = None if outputs is None else outputs.shape[-1]
-        if self._pos_weight is not None and found is not None and len(self._pos_weight) != found:
+        labels = None if outputs is None else outputs.shape[-1]
+        if self._pos_weight is not None and labels is not None and len(self._pos_weight) != labels:
             raise UserError(
-                f"task.pos_weight: expected a weight for each of the net's {found} logits, got {len(self._pos_weight)}."
+                f"task.pos_weight: expected {labels} weights, one for each logit, got {len(self._pos_weight)}."
             )
 
     def dummy_targets(self, rows: int, width: int) -> Tensor:
@@ -85,8 +82,8 @@ class MultiLabelTask(SupervisedTask):
     def reduce(self, outputs: Tensor, batch: Any, loss: Tensor) -> Tensor:
         outputs, targets = self._counting(outputs.detach(), batch[1])
         right = ((outputs > 0) == (targets > 0.5)).float().mean(dim=1).sum()
-        found = [right] if "accuracy" in self.metrics else []
-        return stacked(loss, found, len(targets))
+        sums = [right] if "accuracy" in self.metrics else []
+        return stacked(loss, sums, len(targets))
 
     def scored(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
         outputs, targets = self._counting(self.cast_for_loss(outputs, batch[1]), batch[1])

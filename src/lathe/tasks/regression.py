@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lathe.config.types import Name, SomeNames
 from lathe.config.validation import validated
 from lathe.errors import UserError
-from lathe.tasks.base import stacked
+from lathe.tasks.metric_sums import stacked
 from lathe.tasks.supervised import SupervisedTask
 
 
@@ -21,9 +21,6 @@ class RegressionTask(SupervisedTask):
     """A batch is `(x, y)`: y float [batch] or [batch, values], like the net's outputs; outputs [batch, 1] count as
     [batch]. Losses and torchmetrics get both in the shape of y. The metrics `mae` and `mse` are means over all values,
     `rmse` is the root of `mse`. Every row counts.
-
-    Raises:
-        ArgumentError: an unknown initialisation, loss or metric.
     """
 
     metrics: tuple[str, ...] = ("loss", "mae", "mse")

@@ -77,19 +77,19 @@ class Plan:
         return str(monitor), "min" if monitor.rpartition("/")[2] in task.minimised else "max"
 
 
-def plan_of(made: Any) -> Plan:
+def plan_of(scheduler: Any) -> Plan:
     """Return the plan of a scheduler's factory, or of Lightning's mapping with the factory as `scheduler`."""
-    if not isinstance(made, Mapping):
-        return Plan(made)
-    for key in made:
+    if not isinstance(scheduler, Mapping):
+        return Plan(scheduler)
+    for key in scheduler:
         if key not in ("scheduler", *KEYS):
             raise ArgumentError(f"{key}: unknown key next to a scheduler; {did_you_mean(key, KEYS)}")
-    return Plan(made["scheduler"], **{key: value for key, value in made.items() if key != "scheduler"})
+    return Plan(scheduler["scheduler"], **{key: value for key, value in scheduler.items() if key != "scheduler"})
 
 
-def check_plan(made: Any, task: Any) -> None:
+def check_plan(node: Any, task: Any) -> None:
     """Check a scheduler's keys and metric; try torch's own schedulers for a few steps."""
-    plan = plan_of(made)
+    plan = plan_of(node)
     factory: Any = plan.with_mode("min" if plan.mode == "auto" else plan.mode)
     function = getattr(factory, "func", factory)
     if not callable(function) or (inspect.isclass(function) and not issubclass(function, LRScheduler)):
@@ -139,20 +139,20 @@ def build_scheduler(factory: Callable[..., Any], optimizer: Optimizer, total_ste
 
     before = ratios()
     try:
-        made = make(factory)
+        scheduler = make(factory)
     except UserError:
         raise
     except Exception as error:
         raise _refused(factory, error) from error
-    if not isinstance(made, LRScheduler):
+    if not isinstance(scheduler, LRScheduler):
         raise _no_scheduler(factory)
     after = ratios()  # none of a warm-up that begins at zero
-    if before and after and any(abs(one - other) > 1e-6 for one, other in zip(before, after, strict=True)):
+    if before and after and any(abs(old - new) > 1e-6 for old, new in zip(before, after, strict=True)):
         raise ArgumentError(
             f"_target_={_name(factory)} gives all groups one rate, and theirs differ (layer_decay, Muon): choose "
             "another."
         )
-    return made
+    return scheduler
 
 
 def wants_length(factory: Callable[..., Any]) -> bool:
@@ -164,17 +164,17 @@ def wants_length(factory: Callable[..., Any]) -> bool:
 
 def _arguments(factory: Any) -> tuple[Any, dict[str, Any]]:
     """Return a scheduler's class or function and its keys; raise ArgumentError for a key that it lacks."""
-    function, given = getattr(factory, "func", factory), dict(getattr(factory, "keywords", {}))
+    function, keys = getattr(factory, "func", factory), dict(getattr(factory, "keywords", {}))
     parameters = inspect.signature(function).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    for key in given:
+    for key in keys:
         if key not in parameters and not takes_any:
             names = [name for name in parameters if name != "optimizer"]
             hint = did_you_mean(key, names, f"its keys are {', '.join(names)}.")
             raise ArgumentError(f"{key} is not a key of {_name(factory)}: {hint}")
-    if LENGTH in given:
-        raise ArgumentError(f"{LENGTH}={given[LENGTH]} is known from the run: leave it out.")
-    return function, given
+    if LENGTH in keys:
+        raise ArgumentError(f"{LENGTH}={keys[LENGTH]} is known from the run: leave it out.")
+    return function, keys
 
 
 def _is_scheduler(item: Any) -> bool:
@@ -235,11 +235,11 @@ def _with_fused(task: Any, factory: Any) -> Any:
     return factory
 
 
-def make_scheduler(made: Any, optimizer: Optimizer, task: Any) -> dict[str, Any]:
+def make_scheduler(factory_or_mapping: Any, optimizer: Optimizer, task: Any) -> dict[str, Any]:
     """Return Lightning's mapping of the scheduler that `made` makes, planned for the run's steps or epochs, or for each
     of the equal parts of a run that repeats its schedule (`task.schedule_repeats`).
     """
-    trainer, plan = task.trainer, plan_of(made)
+    trainer, plan = task.trainer, plan_of(factory_or_mapping)
     if task.schedule_repeats > 1 and not plan.plain:
         raise UserError(
             "compression.lottery repeats a schedule of optimizer steps: leave out scheduler.interval and "

@@ -55,13 +55,13 @@ class SupervisedTask(Task):
             apply_init(net, init)
         if loss is None and metrics is None:
             return
-        from lathe.tasks.loss_and_metrics import Meters, OwnLoss, chosen  # most runs take the task's own
+        from lathe.tasks.loss_and_metrics import Meters, OwnLoss, select_metrics  # most runs take the task's own
 
         if loss is not None:
             self._loss = OwnLoss(loss)
         if metrics is None:
             return
-        sums, objects = chosen(metrics, self.known)
+        sums, objects = select_metrics(metrics, self.known)
         self._named, self.computed = self.sums_of(sums)
         self.metrics = ("loss", *self._named)
         if objects:
@@ -120,10 +120,10 @@ class SupervisedTask(Task):
 
     def check_outputs(self, outputs: Tensor | None, facts: Mapping[str, Any]) -> None:
         """Raise UserError if the outputs of one image do not fit what the data declares."""
-        classes, found = facts.get("num_classes"), None if outputs is None or outputs.dim() != 2 else outputs.shape[-1]
-        if self.predicts != "values" and isinstance(classes, int) and found not in (None, classes):
+        classes, width = facts.get("num_classes"), None if outputs is None or outputs.dim() != 2 else outputs.shape[-1]
+        if self.predicts != "values" and isinstance(classes, int) and width not in (None, classes):
             raise UserError(
-                f"data.num_classes={classes}, but the net returns {found} logits: leave model.net.num_classes to "
+                f"data.num_classes={classes}, but the net returns {width} logits: leave model.net.num_classes to "
                 "follow the data."
             )
 
@@ -172,13 +172,13 @@ def logits_of(net: nn.Module, args: Any, outputs: Any, classes: Any = None) -> T
     """
     if isinstance(outputs, Tensor):
         return outputs
-    found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
-    if isinstance(outputs, tuple | list) and found is None:
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if isinstance(outputs, tuple | list) and logits is None:
         shape = (len(args[0]), classes)
-        fitting = [one for one in outputs if isinstance(one, Tensor) and one.shape == shape]
-        found = fitting[0] if len(fitting) == 1 else None
-    if not isinstance(found, Tensor):
+        fitting = [output for output in outputs if isinstance(output, Tensor) and output.shape == shape]
+        logits = fitting[0] if len(fitting) == 1 else None
+    if not isinstance(logits, Tensor):
         raise UserError(
             f"model.net: {type(net).__name__} returns a {type(outputs).__name__}. Return logits, or a dict with logits."
         )
-    return found
+    return logits

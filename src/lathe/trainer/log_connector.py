@@ -25,7 +25,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lathe.data.steps import reached
-from lathe.tasks.base import load_metric_state, metric_state
+from lathe.tasks.metric_state import load_metric_state, metric_state
 
 FIELDS = (
     "fx",
@@ -54,10 +54,10 @@ class LogConnector(_LoggerConnector):
 
         A decision that follows rank 0's part alone would depend on the number of devices.
         """
-        loop, found = self.trainer.fit_loop.epoch_loop, {name.partition("/dataloader_idx_")[0] for name in names}
+        loop, metrics = self.trainer.fit_loop.epoch_loop, {name.partition("/dataloader_idx_")[0] for name in names}
         for results in (loop._results, loop.val_loop._results):
             if isinstance(results, LoggedResults) and self.trainer.world_size > 1:
-                results.synchronised = found
+                results.synchronised = metrics
 
     @property
     def should_update_logs(self) -> bool:

@@ -4,7 +4,7 @@ Lightning 2.6 spends about 0.25 ms around a step. A group of steps runs only for
 `every_step`. Callbacks and tasks opt in with `skippable_steps` (`lathe.callbacks.SkippableHooks` documents it). A group
 ends before a step that a skipped hook needs, before a validation or the end of an epoch, and after 0.1 s, so that the
 progress bar stays live. A logged step does not end a group if all that log it can defer their rows, which are written
-after the group. Every other step is Lightning's own.
+after the group. Every other step is Lightning's own; `lathe.trainer.trainer` has the table of who makes which step.
 """
 
 import math
@@ -68,7 +68,9 @@ class MultiStep:
         )
         self.update, self.zero_grad = short_step(self.optimizer), short_zero_grad(self.optimizer)
         self.schedules: list[tuple[Any, Callable[[], Any]]] = [
-            (one, short_schedule(one.scheduler)) for one in trainer.lr_scheduler_configs if one.interval == "step"
+            (config, short_schedule(config.scheduler))
+            for config in trainer.lr_scheduler_configs
+            if config.interval == "step"
         ]
         self.own_schedule = _overrides(self.module, "lr_scheduler_step", LightningModule)
 
@@ -78,7 +80,7 @@ class MultiStep:
         trainer: Any = loop.trainer
         if loop.steps_per_call == 1 or type(trainer.profiler) is not PassThroughProfiler:
             return None
-        if any(one.interval == "step" and one.reduce_on_plateau for one in trainer.lr_scheduler_configs):
+        if any(config.interval == "step" and config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
             return None
         if trainer.accumulate_grad_batches != 1 or (trainer.world_size > 1 and not ranks_agree_on_stops(trainer)):
             return None
@@ -87,9 +89,9 @@ class MultiStep:
         if "whole_step" not in vars(trainer.lightning_module) and _needs_closure(trainer.optimizers[0]):
             return None
         steps = cls(loop, fetcher)
-        return steps if steps._find_parts() else None
+        return steps if steps._collect_hooks() else None
 
-    def _find_parts(self) -> bool:
+    def _collect_hooks(self) -> bool:
         """Collect what callbacks and module declare; return whether steps may be grouped."""
         module, trainer = self.module, self.trainer
         if not hasattr(module, "skippable_steps"):
@@ -100,21 +102,19 @@ class MultiStep:
         if (hook := module.own_hook()) is not None:
             _report_single_steps(hook, hook)
             return False
-        own = [name for name in HOOKS if _overrides(module, name, LightningModule)]
-        parts = [
-            (one, [name for name in HOOKS if _overrides(one, name, Callback) and callable(getattr(one, name))])
-            for one in trainer.callbacks
-        ]
-        for part, names in [*(part for part in parts if part[1]), (module, own)]:
+        for part, base in [*((callback, Callback) for callback in trainer.callbacks), (module, LightningModule)]:
+            hooks = [name for name in HOOKS if _overrides(part, name, base) and callable(getattr(part, name))]
+            if not hooks and part is not module:
+                continue
             every_step = getattr(part, "every_step", ())
-            others = set(names).difference(every_step)
             limit: Limit | None = _until_logged if type(part) in LOGGED_STEPS_ONLY else None
-            if limit is None and set(every_step) <= set(EVERY_STEP) and _declares(part, "skippable_steps", others):
+            skipped = set(hooks).difference(every_step)
+            if limit is None and set(every_step) <= set(EVERY_STEP) and _declares(part, "skippable_steps", skipped):
                 limit = part.skippable_steps
             if limit is None:
                 stated = getattr(part, "skippable_steps", part) is None
                 if not stated and not type(part).__module__.startswith("lightning."):  # not for a user to change
-                    _report_single_steps(f"{type(part).__name__}.{names[0]}", type(part))
+                    _report_single_steps(f"{type(part).__name__}.{hooks[0]}", type(part))
                 return False
             # Several processes would have to reduce their metrics at the same steps.
             defers = trainer.world_size == 1 and _declares(part, "can_defer_log", ["skippable_steps"])
@@ -134,9 +134,9 @@ class MultiStep:
                 count, logging = self._next_group(most - done, MAX_SECONDS - (perf_counter() - began))
                 if not count:
                     break
-                made = self._run_group(count, logging)
-                done += made
-                if made < count:
+                steps = self._run_group(count, logging)
+                done += steps
+                if steps < count:
                     break
         finally:
             self._write_rows()
@@ -176,18 +176,18 @@ class MultiStep:
         began = perf_counter()
         try:
             while done < count:
-                asked = perf_counter()
+                fetch_began = perf_counter()
                 try:
                     batch = self._next_batch()
                 except StopIteration:
                     break
-                waited += perf_counter() - asked
+                waited += perf_counter() - fetch_began
                 batches.append(batch)
                 index = first + done
                 for hook in start:
                     hook(trainer, module, batch, index)
                 if done + 1 == count:
-                    self._add_rows(trainer.global_step + 1, logging, "deferred_row_at_start")
+                    self._defer_rows(trainer.global_step + 1, logging, "deferred_row_at_start")
                 stepped.total.ready += 1
                 stepped.current.ready += 1
                 if compiled is not None:
@@ -228,7 +228,7 @@ class MultiStep:
         for observer in self._observers:
             observer(trainer, module, batches, waited)
         if done == count:
-            self._add_rows(trainer.global_step, logging, "deferred_row")
+            self._defer_rows(trainer.global_step, logging, "deferred_row")
         return done
 
     def _next_batch(self) -> Any:
@@ -275,7 +275,7 @@ class MultiStep:
             zeroed.started += done
             zeroed.completed += done
 
-    def _add_rows(self, step: int, parts: list[Any], function: str) -> None:
+    def _defer_rows(self, step: int, parts: list[Any], function: str) -> None:
         rows = [getattr(part, function)(self.trainer) for part in parts if hasattr(part, function)]
         self._rows += [(step, row) for row in rows if row is not None]
 

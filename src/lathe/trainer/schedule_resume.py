@@ -129,7 +129,9 @@ class PlateauResume:
                 self.loop.scheduler_progress.increment_completed()
 
     def _configs(self) -> dict[int, Any]:
-        return {index: one for index, one in enumerate(self.trainer.lr_scheduler_configs) if one.reduce_on_plateau}
+        return {
+            index: config for index, config in enumerate(self.trainer.lr_scheduler_configs) if config.reduce_on_plateau
+        }
 
     def _place(self, interval: str) -> list[int]:
         epoch = self.trainer.current_epoch

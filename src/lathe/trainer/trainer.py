@@ -1,4 +1,16 @@
-"""Lightning's Trainer with loops of our own: several optimizer steps per call, exact logging and exact resume."""
+"""Lightning's Trainer with loops of our own: several optimizer steps per call, exact logging and exact resume.
+
+`EpochLoop.advance` decides who makes the next optimizer steps:
+
+| code | steps |
+|---|---|
+| `MultiStep._run_group` | those that no hook needs, in a run with a plain step (`MultiStep.create`) |
+| Lightning, through `Optimization.run` | all others, such as the last one before a validation |
+| `strategies.WholeStep` | compile.scope=step: both call it for forward, backward, clipping and update |
+
+The first two give equal weights, to the bit. A strategy or precision that changes the step (pipeline, DeepSpeed,
+16-mixed) does so inside Lightning's.
+"""
 
 from math import inf
 from typing import Any, Literal
@@ -101,7 +113,9 @@ class FitLoop(_FitLoop):
             parameter.requires_grad_(changes.get("requires_grad", {}).get(name, parameter.requires_grad))
         for name, part in module.named_modules():
             part.training = changes.get("training", {}).get(name, part.training)
-        if module.automatic_optimization and any(one.reduce_on_plateau for one in self.trainer.lr_scheduler_configs):
+        if module.automatic_optimization and any(
+            config.reduce_on_plateau for config in self.trainer.lr_scheduler_configs
+        ):
             from lathe.trainer.schedule_resume import PlateauResume  # for a user's LightningModule
 
             loop.plateaus = PlateauResume(loop, loop.plateau_state)
@@ -274,15 +288,15 @@ class EpochLoop(_TrainingEpochLoop):
         most = self.steps_per_call or inf
         if not self._should_check_val_epoch():
             return most
-        every = trainer.val_check_batch
-        if every == inf:
-            every = trainer.limit_train_batches if isinstance(trainer.limit_train_batches, int) else inf
+        interval = trainer.val_check_batch
+        if interval == inf:
+            interval = trainer.limit_train_batches if isinstance(trainer.limit_train_batches, int) else inf
         if trainer._val_check_time_interval is not None:
             return 1
-        if every in (None, inf):
+        if interval in (None, inf):
             return most
         done = self.total_batch_idx if trainer.check_val_every_n_epoch is None else self.batch_idx
-        return min(most, every - (done + 1) % every)
+        return min(most, interval - (done + 1) % interval)
 
 
 class Optimization(_AutomaticOptimization):

@@ -87,15 +87,15 @@ class CheckpointRestore(_CheckpointConnector):
             lengths = replan(config.scheduler, state)
             if lengths and self.trainer.is_global_zero:
                 name = type(config.scheduler).__name__
-                print(f"{name} is planned anew for this run's length: {', '.join(lengths)}.", flush=True)
+                print(f"{name} is adjusted to this run's length: {', '.join(lengths)}.", flush=True)
 
     def _is_own(self) -> bool:
         """Return whether the checkpoint is in the run's directory, and so was not written by plain Lightning."""
         return Path(str(self._ckpt_path)).is_relative_to(self.trainer.default_root_dir)
 
-    def _check_count(self, part: str, found: int, expected: int) -> None:
-        if found != expected:
-            raise self._misfit(f"{part}: there are {found} of them, and this run has {expected}")
+    def _check_count(self, part: str, saved: int, expected: int) -> None:
+        if saved != expected:
+            raise self._misfit(f"{part}: there are {saved} of them, and this run has {expected}")
 
     def _warn_other_options(self, own: dict[str, Any], saved: dict[str, Any]) -> None:
         """Warn about options of the optimizer in which another run's checkpoint replaces those of config.yaml."""
@@ -141,10 +141,10 @@ def data_changes(datamodule: Any, checkpoint: dict[str, Any]) -> str | None:
     if not isinstance(saved, dict) or not isinstance(datamodule, ExactDataModule):
         return None  # another class may save something else under that name
     before, now = saved.get("sizes") or {}, getattr(datamodule, "sizes", None) or {}
-    found = [f"{name} {before[name]} -> {now[name]}" for name in now if before.get(name, now[name]) != now[name]]
+    changes = [f"{name} {before[name]} -> {now[name]}" for name in now if before.get(name, now[name]) != now[name]]
     if saved.get("seed", datamodule.seed) != datamodule.seed:
-        found.append(f"data.seed {saved['seed']} -> {datamodule.seed}")
-    return ", ".join(found) or None
+        changes.append(f"data.seed {saved['seed']} -> {datamodule.seed}")
+    return ", ".join(changes) or None
 
 
 class RestoreOwnState(Callback):

@@ -46,12 +46,12 @@ def finalize_compression(cfg: dict[str, Any], best: Path, compression: list[Comp
 
 def write_weights(path: Path, net: Any, state: dict[str, Any]) -> None:
     """Write the weights and structure of `net` as a checkpoint at the step of `state`, without optimizer and loops."""
-    kept: dict[str, Any] = {name: state[name] for name in KEPT if name in state}
+    entries: dict[str, Any] = {name: state[name] for name in KEPT if name in state}
     if isinstance(net, LightningModule):  # with what its own on_save_checkpoint and save_hyperparameters keep
-        kept = {name: value for name, value in state.items() if name not in OF_TRAINING}
+        entries = {name: value for name, value in state.items() if name not in OF_TRAINING}
     weights = {name: value.detach().clone().contiguous() for name, value in net.state_dict().items()}
     AtomicCheckpointIO().save_checkpoint(
-        {**kept, "state_dict": weights, "structure": structure_of(core_of(net)), "finalised": True}, path
+        {**entries, "state_dict": weights, "structure": structure_of(core_of(net)), "finalised": True}, path
     )
 
 

@@ -48,9 +48,9 @@ def evaluate_best(
     tested.
     """
     compression = [callback for callback in callbacks if isinstance(callback, Compression)]
-    checkpoint = next((c for c in callbacks if isinstance(c, Checkpoint)), None)
+    checkpoint = next((callback for callback in callbacks if isinstance(callback, Checkpoint)), None)
     needs_validation = any(getattr(callback, "needs_final_validation", False) for callback in callbacks)
-    pruned = next((one.pruned for one in callbacks if isinstance(one, TrialReport)), None)
+    pruned = next((callback.pruned for callback in callbacks if isinstance(callback, TrialReport)), None)
     tests = cfg["test"] and pruned is None
     result: dict[str, Any] = {
         "steps": trainer.global_step,
@@ -62,30 +62,11 @@ def evaluate_best(
     if checkpoint is None:
         reported = numbers(trainer.callback_metrics)
     else:
-        best = checkpoint.path("best")
-        if not best.exists():
-            reason = "no validation ran" if checkpoint.best_score is None else "best.ckpt was not there"
-            checkpoint.keep_newest(trainer, reason)
-        if compression:
-            if trainer.is_global_zero:
-                from lathe.training.compression_finalize import finalize_compression  # most runs compress nothing
-
-                finalize_compression(cfg, best, compression)
-            trainer.strategy.barrier()
-        state = read_checkpoint(best)
+        state = _complete_best(cfg, trainer, checkpoint, compression)
         reported = checkpoint.latest | checkpoint.best_metrics
         changed = bool(compression) and bool(state.get("finalised", False))
         if tests or changed or needs_validation:
-            if compression or getattr(trainer.strategy, "reshapes", False):  # the trained net can't take the weights
-                task = make_task(cfg, train=False)
-                to_double(task, cfg)
-                testing = [callback for callback in callbacks if getattr(callback, "acts_in_final_test", False)]
-                foreign = is_foreign(task.driven)  # its steps may ask a logger for more than numbers
-                tester = make_trainer(
-                    cfg, run.path, [*task.own_callbacks(), *testing], [Discard()] if foreign else None
-                )
-            restore(task.net, state, str(best), finite=False)  # the result reports what isn't
-            tester.callbacks.append(RestoreOwnState(state))  # type: ignore[attr-defined]  # a connector sets it
+            task, tester = _load_best(cfg, run, trainer, task, state, callbacks)
         if changed:
             tester.validate(task.driven, datamodule=datamodule, verbose=False)
             reported |= numbers(tester.callback_metrics)
@@ -98,8 +79,8 @@ def evaluate_best(
     result |= {name: value for name, value in reported.items() if not name.startswith("train/") or name == objective}
     if tests:
         if tester is not trainer:  # it gets the step, the loggers and the user's callbacks of the one that has trained
-            present: list[Callback] = tester.callbacks  # type: ignore[attr-defined]
-            present[:0] = [callback for callback in callbacks if not is_based_on_lathe(callback)]
+            tester_callbacks: list[Callback] = tester.callbacks  # type: ignore[attr-defined]
+            tester_callbacks[:0] = [callback for callback in callbacks if not is_based_on_lathe(callback)]
             tester.loggers = trainer.loggers
             tester.fit_loop.load_state_dict(trainer.fit_loop.state_dict())
         tester.test(task.driven, datamodule=datamodule, verbose=False)
@@ -113,25 +94,61 @@ def evaluate_best(
     return result if pruned is None else {**result, "pruned": pruned}
 
 
+def _complete_best(
+    cfg: dict[str, Any], trainer: Trainer, checkpoint: Checkpoint, compression: list[Compression]
+) -> dict[str, Any]:
+    """Write best.ckpt if it is missing, apply the compression methods that act after training, and return it."""
+    best = checkpoint.path("best")
+    if not best.exists():
+        reason = "no validation ran" if checkpoint.best_score is None else "best.ckpt was not there"
+        checkpoint.keep_newest(trainer, reason)
+    if compression:
+        if trainer.is_global_zero:
+            from lathe.training.compression_finalize import finalize_compression  # most runs compress nothing
+
+            finalize_compression(cfg, best, compression)
+        trainer.strategy.barrier()
+    return read_checkpoint(best)
+
+
+def _load_best(
+    cfg: dict[str, Any], run: RunDir, trainer: Trainer, task: Task, state: dict[str, Any], callbacks: list[Callback]
+) -> tuple[Task, Trainer]:
+    """Return a task with the weights of best.ckpt, and the Trainer to evaluate it: new ones if the trained net can't
+    take these weights.
+    """
+    tester = trainer
+    compresses = any(isinstance(callback, Compression) for callback in callbacks)
+    if compresses or getattr(trainer.strategy, "reshapes", False):
+        task = make_task(cfg, train=False)
+        to_double(task, cfg)
+        testing = [callback for callback in callbacks if getattr(callback, "acts_in_final_test", False)]
+        loggers: Any = [Discard()] if is_foreign(task.driven) else None  # its steps may ask a logger for more
+        tester = make_trainer(cfg, run.path, [*task.own_callbacks(), *testing], loggers)
+    restore(task.net, state, str(run.best), finite=False)  # the result reports what isn't
+    tester.callbacks.append(RestoreOwnState(state))  # type: ignore[attr-defined]  # a connector sets it
+    return task, tester
+
+
 def _describe_best(
     cfg: dict[str, Any], checkpoint: Checkpoint, task: Task, state: dict[str, Any], steps: int, changed: bool
 ) -> dict[str, Any]:
     """Return the step and the monitor of the best checkpoint, and notes if the monitor has not chosen it."""
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "best_step": int(state["global_step"]),
         "monitor": checkpoint.monitor,
         "directions": directions(task, checkpoint.monitor, checkpoint.mode),
     }
     if checkpoint.monitor is None and not changed and 0 <= checkpoint.validated_step < steps:
-        found["notes"] = [
+        facts["notes"] = [
             f"The last validation was at step {checkpoint.validated_step} of {steps}, of other weights than the last, "
             "so its metrics are not here: validate at the end, or let callbacks.checkpoint.monitor choose."
         ]
     if checkpoint.monitor is not None and checkpoint.best_score is None:
         reason = checkpoint.unjudged or f"nothing reported {checkpoint.monitor}"
         initial = "the initial weights" if cfg.get("ckpt_path") is None else "the weights of ckpt_path"
-        found["best"] = f"the last weights, {reason}" if steps else f"{initial}, nothing was trained"
-    return found
+        facts["best"] = f"the last weights, {reason}" if steps else f"{initial}, nothing was trained"
+    return facts
 
 
 def add_objective(cfg: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
@@ -176,7 +193,7 @@ def report_result(
     if idle:
         rank_zero_warn(f"compression: no optimizer step was made, so {' and '.join(idle)} had nothing to do.")
     pages = [page for callback in callbacks if (page := getattr(callback, "page", None)) is not None]
-    for logger in (one for one in loggers if not isinstance(one, CSVLogger)):  # the run directory has it all
+    for logger in (logger for logger in loggers if not isinstance(logger, CSVLogger)):  # the run directory has it all
         for page in pages:
             lathe.loggers.log_page(logger, page)
         lathe.loggers.log_result(logger, result, run.best)
@@ -260,21 +277,21 @@ def proposals(run: RunDir, cfg: dict[str, Any], result: Mapping[str, Any]) -> li
     """Return commands to try after `run`: evaluate if its `result` has metrics of a validation, export if compressed,
     train with half the learning rate and with other seeds, report, and open its loggers' files.
     """
-    words = rerun_overrides(run.overrides if (run.path / "overrides.yaml").is_file() else [], flatten(cfg))
-    shown = display_path(run.path)
-    evaluate = ["python", script_path("scripts/evaluate.py"), f"run={quote_value(shown)}", "split=val"]
+    overrides = rerun_overrides(run.overrides if (run.path / "overrides.yaml").is_file() else [], flatten(cfg))
+    directory = display_path(run.path)
+    evaluate = ["python", script_path("scripts/evaluate.py"), f"run={quote_value(directory)}", "split=val"]
     validated = _of_split(result, "val")
-    found = [*([evaluate] if validated else []), *_exports(run, cfg)] if run.best.exists() else []
+    commands = [*([evaluate] if validated else []), *_exports(run, cfg)] if run.best.exists() else []
     rate = cfg["optimizer"].get("lr")
     if isinstance(rate, (int, float)):
-        found.append([*train_command(), *drop_overrides(words, "optimizer.lr"), f"optimizer.lr={rate / 2:g}"])
-    found.append([*train_command(), "-m", *drop_overrides(words, "seed"), "seed=1,2,3"])
-    found.append(_report(run))
+        commands.append([*train_command(), *drop_overrides(overrides, "optimizer.lr"), f"optimizer.lr={rate / 2:g}"])
+    commands.append([*train_command(), "-m", *drop_overrides(overrides, "seed"), "seed=1,2,3"])
+    commands.append(_report(run))
     if any(run.path.rglob("events.out.tfevents.*")):
-        found.append(["tensorboard", "--logdir", shown])
+        commands.append(["tensorboard", "--logdir", directory])
     if offline := sorted(run.path.glob("wandb/offline-run-*")):
-        found.append(["wandb", "sync", *(display_path(part) for part in offline)])
-    return [shlex.join(command) for command in found]
+        commands.append(["wandb", "sync", *(display_path(part) for part in offline)])
+    return [shlex.join(command) for command in commands]
 
 
 def proposals_after_compress(run: RunDir, cfg: dict[str, Any]) -> list[str]:

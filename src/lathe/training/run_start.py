@@ -12,7 +12,7 @@ from typing import Any
 
 import lightning
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -27,11 +27,32 @@ from lathe.data.base import ExactDataModule
 from lathe.errors import Stopped, UserError, did_you_mean, require
 from lathe.loggers import CSVLogger, main_facts, run_facts
 from lathe.runs.rundir import RunDir, point_latest, run_command
+from lathe.tasks import Task
 from lathe.training.trainer_setup import OWN_CHECKPOINTS, describe_device
 
 COUNTS = ("parameters", "best_step", "epochs", "steps", "seed", "devices", "seconds")
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 SAME_PRESS_S = 1.0  # seconds within which a second Ctrl-C counts as the first
+
+
+def check_components(
+    cfg: dict[str, Any], datamodule: LightningDataModule, task: Task, callbacks: Sequence[Callback]
+) -> None:
+    """Raise UserError before training for what the task, the data or the monitors can't do; warn if the run replaces
+    the default callbacks and so has no checkpoints.
+    """
+    task.check_run(cfg)
+    check_loaders(cfg, datamodule, task.driven)
+    check_metric_names(cfg, task, callbacks)
+    task.check_facts(cfg["data"])
+    names, options = cfg["callbacks"], cfg["trainer"]
+    wants_checkpoints = options["enable_checkpointing"] and not options["fast_dev_run"]
+    has_checkpoints = any(isinstance(callback, Checkpoint) for callback in callbacks)
+    if names and "checkpoint" not in names and wants_checkpoints and not has_checkpoints:
+        rank_zero_warn(
+            "No checkpoint callback: this run can't be resumed or evaluated. "
+            f"callbacks=[default,{','.join(names)}] keeps one."
+        )
 
 
 def check_loaders(cfg: dict[str, Any], datamodule: LightningDataModule, module: LightningModule) -> None:
@@ -52,13 +73,12 @@ def check_loaders(cfg: dict[str, Any], datamodule: LightningDataModule, module: 
     )
 
 
-def check_metric_names(cfg: dict[str, Any], task: Any, callbacks: Sequence[Callback]) -> None:
+def check_metric_names(cfg: dict[str, Any], task: Task, callbacks: Sequence[Callback]) -> None:
     """Compare the monitors and the objective with the metrics that the task declares and the run adds.
 
     A user's task or callback may log any name. Early stopping then looks for it after the first validation.
     """
-    declared: list[str] = list(getattr(task, "metric_names", []))
-    any_name = getattr(task, "logs_more", True) or any(map(is_users, callbacks))
+    declared, any_name = task.metric_names, task.logs_more or any(map(is_users, callbacks))
     for callback in callbacks:
         if isinstance(monitor := getattr(callback, "monitor", None), str):
             kind = type(callback).__name__
@@ -80,7 +100,9 @@ def check_metric_names(cfg: dict[str, Any], task: Any, callbacks: Sequence[Callb
         return
     needs_test = not cfg["test"] and objective.startswith("test/")
     require(not needs_test, f"objective={objective} needs the test that test=false leaves out.")
-    added = [name for one in callbacks if hasattr(one, "result_names") for name in one.result_names(task)]
+    added = [
+        name for callback in callbacks if hasattr(callback, "result_names") for name in callback.result_names(task)
+    ]
     known = [*declared, *COUNTS, *added]
     of_method = objective.partition("/")[0] in methods(cfg.get("compression") or {})  # its reports depend on the net
     is_known = any_name or of_method or objective in known
@@ -96,16 +118,16 @@ class RunStart(Callback):
     def __init__(self, run: RunDir, cfg: dict[str, Any], first_step: int, monitor: str | None) -> None:
         self.run, self.cfg, self.first_step, self.monitor = run, cfg, first_step, monitor
         self.begun = self.interrupted = False
-        self.given: list[Callback] = []  # to the Trainer
+        self.callbacks: list[Callback] = []  # of the run
         self.command = run_command("train.py", "resume", run.path)  # continues the run
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:  # would use the first logger's
                 callback.dirpath = str(self.run.path / OWN_CHECKPOINTS)
-        for given in self.given:
-            if stage == "fit" and given not in trainer.callbacks:  # type: ignore[attr-defined]
-                kind, module = type(given).__name__, type(pl_module).__name__
+        for own in self.callbacks:
+            if stage == "fit" and own not in trainer.callbacks:  # type: ignore[attr-defined]
+                kind, module = type(own).__name__, type(pl_module).__name__
                 rank_zero_warn(f"callbacks: a {kind} of {module}.configure_callbacks takes the place of the run's own.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -151,7 +173,7 @@ def interruptible(run: RunStart) -> Iterator[None]:
     try:
         yield
     except SIGTERMException as error:
-        received = next((callback.received for callback in run.given if isinstance(callback, Preemption)), None)
+        received = next((callback.received for callback in run.callbacks if isinstance(callback, Preemption)), None)
         raise Stopped(received or "SIGTERM", run.command) from error
     except BaseException as error:
         if not _follows_interrupt(error):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import seed_everything
-from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lathe.callbacks import WallTime, skip_empty_hooks
 from lathe.compression.structure import apply_structure
@@ -17,15 +17,8 @@ from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.rundir import RunDir
 from lathe.tasks import Task
-from lathe.trainer import Trainer
 from lathe.training.final_evaluation import add_objective, end_reason, evaluate_best, report_result
-from lathe.training.run_start import (
-    RunStart,
-    check_loaders,
-    check_metric_names,
-    explain_lightning_errors,
-    interruptible,
-)
+from lathe.training.run_start import RunStart, check_components, explain_lightning_errors, interruptible
 from lathe.training.trainer_setup import (
     configure_logging,
     make_callbacks,
@@ -53,22 +46,17 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
         state = load_last(run, task)  # None for a new run
         first_step = state["global_step"] if state else 0
         loggers = make_loggers(cfg, run.path, first_step)
-        report = trial_report(cfg, task, sweep)
         start = RunStart(run, cfg, first_step, task.monitor or cfg["callbacks"].get("checkpoint", {}).get("monitor"))
         # start is the last: training has begun when no other callback has raised
-        callbacks = [*make_callbacks(cfg, task), *([report] if report else []), wall_time, start]
-        start.given = callbacks
-        task.check_run(cfg)
-        check_loaders(cfg, data, task.driven)
-        check_metric_names(cfg, task, callbacks)
-        task.check_facts(cfg["data"])
-        to_double(task, cfg)
+        callbacks = [*make_callbacks(cfg, task), *trial_report(cfg, task, sweep), wall_time, start]
+        check_components(cfg, data, task, callbacks)
         skip_empty_hooks(callbacks)
+        start.callbacks = callbacks
         trainer = make_trainer(cfg, run.path, callbacks, loggers)
         parameters = sum(p.numel() for p in task.net.parameters())  # before a strategy shards them
+        to_double(task, cfg)
         ckpt_path = initialise(cfg, task) if state is None else run.last
         prepare_model(cfg, task, trainer)
-        warn_no_checkpoints(cfg, trainer)
         with interruptible(start):
             with explain_lightning_errors(trainer, lambda: start.begun):
                 trainer.fit(task.driven, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
@@ -97,14 +85,3 @@ def initialise(cfg: dict[str, Any], task: Task) -> Path | None:
     from lathe.training import weight_loading
 
     return weight_loading.initialise(cfg, task)
-
-
-def warn_no_checkpoints(cfg: dict[str, Any], trainer: Trainer) -> None:
-    """Warn if `callbacks` has replaced the default callbacks, and so the checkpoints."""
-    names, options = cfg["callbacks"], cfg["trainer"]
-    wanted = names and "checkpoint" not in names and options["enable_checkpointing"] and not options["fast_dev_run"]
-    if wanted and not trainer.checkpoint_callbacks:
-        rank_zero_warn(
-            "No checkpoint callback: this run can't be resumed or evaluated. "
-            f"callbacks=[default,{','.join(names)}] keeps one."
-        )

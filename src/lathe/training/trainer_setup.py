@@ -101,7 +101,7 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
         skipped.add("checkpoint")
     nodes = {name: node for name, node in cfg["callbacks"].items() if node is not None and name not in skipped}
     built: dict[str, Callback] = {}
-    seen: dict[str, str] = {}  # by place in a checkpoint
+    names_by_role: dict[str, str] = {}  # by place in a checkpoint
     for name, node in nodes.items():
         node = _with_metric(name, node, nodes.get("checkpoint"), task)
         built[name] = instantiate_as(node, f"callbacks.{name}", Callback)
@@ -109,9 +109,9 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
             require(not isinstance(built[name], kind), f"callbacks.{name}: {kind.__name__}: {reason}.")
         if isinstance(built[name], ModelPruning):
             rank_zero_warn(f"callbacks.{name}: ModelPruning saves no masks. Use compression=prune.")
-        place = "a progress bar" if isinstance(built[name], ProgressBar) else built[name].state_key
-        other = seen.setdefault(place, name)
-        require(other == name, f"callbacks.{other} and callbacks.{name} are both {place}: leave one of them out.")
+        role = "a progress bar" if isinstance(built[name], ProgressBar) else built[name].state_key
+        other = names_by_role.setdefault(role, name)
+        require(other == name, f"callbacks.{other} and callbacks.{name} are both {role}: leave one of them out.")
     frozen = [lathe.callbacks.FrozenStatistics()] if cfg.get("freeze") else []
     return [ExactResume(cfg["seed"]), *task.own_callbacks(), *frozen, *make_methods(cfg), *built.values()]
 
@@ -182,13 +182,13 @@ def make_loggers(cfg: dict[str, Any], run_dir: Path, start_step: int) -> list[Lo
     return loggers
 
 
-def trial_report(cfg: dict[str, Any], task: Task, sweep: dict[str, Any] | None) -> TrialReport | None:
-    """Build the callback that reports validations to a search; None for a run that is not part of one.
+def trial_report(cfg: dict[str, Any], task: Task, sweep: dict[str, Any] | None) -> list[TrialReport]:
+    """Build the callback that reports validations to a search; none for a run that is not part of one.
 
     `sweep` has the sweep's folder and the job's number.
     """
     if sweep is None or sweep.get("job") is None:
-        return None
+        return []
     from lathe.runs.optuna_study import trial_of
 
     trial, _, options = trial_of(Path(sweep["folder"]), sweep["job"])
@@ -196,8 +196,8 @@ def trial_report(cfg: dict[str, Any], task: Task, sweep: dict[str, Any] | None) 
     monitor = task.monitor if monitor in (None, "auto") else monitor
     compares_runs = options.get("pruner", "none") != "none" and options.get("repeats") is None
     if not compares_runs or monitor is None:
-        return None
-    return TrialReport(trial if getattr(rank_zero_only, "rank", 0) == 0 else None, monitor)
+        return []
+    return [TrialReport(trial if getattr(rank_zero_only, "rank", 0) == 0 else None, monitor)]
 
 
 def make_trainer(

@@ -75,23 +75,23 @@ def _print(*lines: str) -> None:
 
 def checkpoint_path(cfg: dict[str, Any]) -> Path:
     """Return `ckpt_path` on this machine; a URL is downloaded into `paths.data_dir`, once for all runs."""
-    given, digest = str(cfg["ckpt_path"]), str(cfg.get("ckpt_sha256") or "").lower()
-    if not digest and not given.startswith(("http://", "https://")):
-        return Path(given)
+    source, digest = str(cfg["ckpt_path"]), str(cfg.get("ckpt_sha256") or "").lower()
+    if not digest and not source.startswith(("http://", "https://")):
+        return Path(source)
     from filelock import FileLock
 
     from lathe.data.published import check, download
 
-    if not given.startswith(("http://", "https://")):
-        require(Path(given).is_file(), f"ckpt_sha256 is that of a file, and ckpt_path={given} is none: leave it out.")
-        check(Path(given), digest)
-        return Path(given)
+    if not source.startswith(("http://", "https://")):
+        require(Path(source).is_file(), f"ckpt_sha256 is that of a file, and ckpt_path={source} is none: leave it out.")
+        check(Path(source), digest)
+        return Path(source)
     folder = Path(cfg["paths"]["data_dir"]) / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{digest[:16]}_{Path(urlsplit(given).path).name or 'weights'}"
+    path = folder / f"{digest[:16]}_{Path(urlsplit(source).path).name or 'weights'}"
     with FileLock(path.with_name(f".{path.name}.lock")):
         if not path.is_file():
-            download(given, path, digest, "or fetch it by hand, and give its path as ckpt_path")
+            download(source, path, digest, "or fetch it by hand, and give its path as ckpt_path")
     return path
 
 
@@ -137,27 +137,27 @@ def read_weights(path: Path, key: str) -> dict[str, Any]:
         return read_checkpoint(path, key)
     weights: dict[Any, Any] = state if isinstance(state, dict) else {}
     weights = next((weights[name] for name in WRAPPERS if isinstance(weights.get(name), dict)), weights)
-    found = {name: value for name, value in weights.items() if isinstance(name, str) and plain_tensor(value)}
-    require(bool(found), f"{key}={path} holds no weights: expected names with tensors, as net.state_dict() has them.")
-    others = sorted(str(name) for name in weights.keys() - found.keys())
+    tensors = {name: value for name, value in weights.items() if isinstance(name, str) and plain_tensor(value)}
+    require(bool(tensors), f"{key}={path} holds no weights: expected names with tensors, as net.state_dict() has them.")
+    others = sorted(str(name) for name in weights.keys() - tensors.keys())
     require(not others, f"{key}={path} holds {', '.join(others[:3])}, not a tensor: expected a state dict.")
-    return {"state_dict": found}
+    return {"state_dict": tensors}
 
 
 def rename_weights(weights: Mapping[str, Tensor], table: Mapping[str, str | None], key: str) -> dict[str, Tensor]:
     """Replace in each name its longest prefix in `table`, and leave out weights whose prefix maps to null."""
-    found: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     prefixes = {name: max((part for part in table if name.startswith(part)), key=len, default=None) for name in weights}
     for name, prefix in prefixes.items():
         start = "" if prefix is None else table[prefix]
         if start is None:
             continue
         new = start + name.removeprefix(prefix or "")
-        require(new not in found, f"{key}: {name} and another weight would both be {new}: give them other names.")
-        found[new] = weights[name]
+        require(new not in renamed, f"{key}: {name} and another weight would both be {new}: give them other names.")
+        renamed[new] = weights[name]
     first, used = next(iter(weights), "nothing"), set(prefixes.values())
     refuse(f"{key}: no weight's name begins with {part!r}; the first is {first}." for part in table if part not in used)
-    return found
+    return renamed
 
 
 def load_matching(net: nn.Module, weights: Mapping[str, Tensor], key: str) -> list[str]:
@@ -199,6 +199,6 @@ def load_pretrained(net: nn.Module, model: Mapping[str, Any]) -> list[str]:
     path = Path(source)
     require(path.is_file(), f"{key}: there is no such file.")
     if digest is not None:
-        found = sha256(path)
-        require(found == digest.lower(), f"{key}: the file's SHA-256 is {found}, and model.sha256 says {digest}.")
+        actual = sha256(path)
+        require(actual == digest.lower(), f"{key}: the file's SHA-256 is {actual}, and model.sha256 says {digest}.")
     return take_timm_weights(net, read_weights(path, "model.pretrained")["state_dict"], channels, key)
