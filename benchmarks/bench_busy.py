@@ -143,9 +143,7 @@ def main() -> None:
     arguments.add_argument("--others", type=int, nargs="+", default=[0, 2, 6], help="other processes (default 0 2 6)")
     arguments.add_argument("--sides", nargs="+", default=list(SIDES)[:2], choices=SIDES, help="default: the first two")
     arguments.add_argument("--workloads", nargs="+", default=[*TRAINING, INT8], choices=[*TRAINING, INT8])
-    arguments.add_argument(
-        "--settle", type=float, default=60.0, help="seconds before each number of others"
-    )
+    arguments.add_argument("--settle", type=float, default=60.0, help="seconds before each number of others")
     arguments.add_argument("--side", help=argparse.SUPPRESS)
     options = arguments.parse_args()
     if options.side is not None:
