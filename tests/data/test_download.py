@@ -50,7 +50,8 @@ def test_cifar_without_a_network_names_the_files_to_fetch_by_hand(serve: Callabl
     server = serve(b"")
     server.close()  # its port refuses connections now
     with pytest.raises(
-        UserError, match=r"put cifar-10-binary\.tar\.gz or cifar-10-python\.tar\.gz into paths\.data_dir=.* by hand"
+        UserError,
+        match=r"put cifar-10-binary\.tar\.gz or cifar-10-python\.tar\.gz into data\.source\.data_dir=",
     ):
         Cifar("cifar10", str(tmp_path), base_url=server.url).prepare()
     assert not list(tmp_path.glob("[!.]*"))

@@ -111,7 +111,7 @@ def test_squashed_files_too(tmp_path: Path) -> None:
     assert np.array_equal(np.concatenate(sent), trained)
     facts = {"mean": MEAN, "std": STD, "image_size": SIDE, "source": data}
     make_preprocess({"data": facts})
-    with pytest.raises(UserError, match=r"^target\.input_size=any scales the middle of images, but this run was train"):
+    with pytest.raises(UserError, match=r"^target\.input_size=any scales the middle of images, but data\.source"):
         make_preprocess({"data": facts}, "any")
 
 

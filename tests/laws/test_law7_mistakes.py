@@ -57,7 +57,7 @@ TYPED = {
     "batch larger than the data": ("data.batch_size=5000", ["data.batch_size=5000", "1300"]),
     "no data and no download": (
         "data=cifar10 data.source.download=false",
-        ["paths.data_dir", "cifar-10-binary.tar.gz"],
+        ["data.source.data_dir", "cifar-10-binary.tar.gz"],
     ),
     "no such run": ("resume=logs/nowhere", ["resume=logs/nowhere", "no such directory"]),
     "not a run": ("resume=.", ["resume=.", "not a run directory"]),

@@ -13,7 +13,7 @@ from support.runs import SMALL, column, new_run, rows, weights
 import lathe.training.train
 from lathe.errors import UserError
 from lathe.runs.checkpoints import read_checkpoint
-from lathe.runs.rundir import RunDir, locked, point_latest
+from lathe.runs.rundir import RunDir, point_latest
 
 SHORT = ("trainer.max_epochs=1", "trainer.limit_train_batches=4", "trainer.log_every_n_steps=2")
 Cli = Callable[..., tuple[int, str]]
@@ -71,7 +71,7 @@ def test_a_forked_process_does_not_hold_the_lock(tmp_path: Path) -> None:
     """Data workers may outlive their run by seconds."""
     run = RunDir(new_run(tmp_path, "model=mlp")["paths"]["run_dir"])
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
-    with locked(run.path):
+    with run.locked():
         child.start()
         assert run.busy
     try:
@@ -79,7 +79,7 @@ def test_a_forked_process_does_not_hold_the_lock(tmp_path: Path) -> None:
         give_up = time.monotonic() + 10  # it may not have begun yet
         while run.busy and time.monotonic() < give_up:
             time.sleep(0.01)
-        with locked(run.path):
+        with run.locked():
             assert run.busy
     finally:
         child.kill()

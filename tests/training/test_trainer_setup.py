@@ -73,7 +73,7 @@ def callbacks(*words: str, **nodes: Any) -> list[Any]:
 
 WRONG = [
     ("data", "lathe.data.Digits", "expected a lightning LightningDataModule, got the class Digits."),
-    ("task", "lightning.pytorch.demos.boring_classes.BoringModel", "is a plain LightningModule, which brings its net"),
+    ("task", "lightning.pytorch.demos.boring_classes.BoringModel", "is a plain LightningModule"),
     ("callbacks.x", "lightning.pytorch.callbacks.LearningRateFinder", "use scripts/lr_find.py"),
     ("callbacks.x", "lathe.callbacks.Throughput", "callbacks.throughput and callbacks.x are both Throughput"),
     ("optimizer", "torch.optim.lr_scheduler.StepLR", "StepLR: expected the class of an optimizer"),

@@ -101,10 +101,10 @@ class Recorded(ABC):
 
     def fetch(self, file: str, md5: str, files: str) -> Path:
         """Download one of the `files` into `data_dir`, or raise UserError if that is not wanted."""
-        by_hand = f"put {files} into {self.data_dir} by hand"
+        by_hand = f"put {files} into data.source.data_dir={self.data_dir} by hand"
         require(
             self.download,
-            f"{self.data_dir} has no {file} and data.source.download=false: {by_hand}, or set "
+            f"data.source.data_dir={self.data_dir} has no {file} and data.source.download=false: {by_hand}, or set "
             "data.source.download=true.",
         )
         path = self.data_dir / file
@@ -126,7 +126,7 @@ class Recorded(ABC):
         """Return images uint8 [n, *shape], memory-mapped."""
         train, test = self._open("train"), self._open("test")
         if train is None or test is None:
-            raise UserError(f"{self.data_dir} has no {self.name}: call prepare() of its source first.")
+            raise UserError(f"data.source.data_dir={self.data_dir} has no {self.name}: call prepare() first.")
         labels, images = train[:, 0].astype(np.int64), train[:, 1:].reshape(-1, *self.shape)
         rows = stratified_split(labels, {"val": self.val_size}, self.split_seed)
         return Splits(
