@@ -203,7 +203,7 @@ def _open_file(
     ready = ready_for(name, options, run.path)
     make(ready, name, options, folder)
     report(f"{name}: made in {time.monotonic() - began:.1f} s")
-    return Bundled(folder, "made", arithmetic_of(ready, options)), notes
+    return Bundled(folder, "made", arithmetic_of(ready, export.get(name, **options))), notes
 
 
 def _explain_stale(run: RunDir, manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> str | None:

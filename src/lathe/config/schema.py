@@ -8,6 +8,7 @@ import functools
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from lathe.config.values import NODE, NULL, Json, is_valid, kinds, problem, shown
@@ -146,11 +147,15 @@ def own_targets() -> dict[str, str]:
     """Return the modules with the user's export targets, by the name in `@export_target("<name>")`; imports nothing."""
     if SOURCE is None:
         return {}
+    return targets_in(SOURCE, *(folder.name for folder in sorted(SOURCE.iterdir()) if folder.name != "lathe"))
+
+
+def targets_in(source: Path, *packages: str) -> dict[str, str]:
+    """Return the modules with `@export_target("<name>")` in folders of `source`, by that name."""
     modules: dict[str, str] = {}
-    packages = [folder for folder in sorted(SOURCE.iterdir()) if folder.name != "lathe"]
-    for file in (file for folder in packages for file in sorted(folder.rglob("*.py"))):
+    for file in (file for package in packages for file in sorted((source / package).rglob("*.py"))):
         names = re.findall(r"""^\s*@(?:[\w.]+\.)?export_target\(\s*["'](\w+)["']""", file.read_text(), re.MULTILINE)
-        modules |= dict.fromkeys(names, ".".join(file.relative_to(SOURCE).with_suffix("").parts))
+        modules |= dict.fromkeys(names, ".".join(file.relative_to(source).with_suffix("").parts))
     return modules
 
 

@@ -8,23 +8,12 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from torch import nn
 
-from lathe.config.schema import own_targets
+from lathe.config.schema import own_targets, targets_in
 from lathe.errors import UserError
 
 Array = np.ndarray[Any, Any]
-# A target's module is imported only when the target is used.
-TARGETS = own_targets() | {
-    "onnx": "lathe.export.targets.onnx",
-    "onnx_int8": "lathe.export.targets.onnx",
-    "torch_export": "lathe.export.targets.torch_export",
-    "aot_inductor": "lathe.export.targets.aot_inductor",
-    "torchscript": "lathe.contrib.torchscript",
-    "executorch": "lathe.export.targets.executorch",
-    "tensorrt": "lathe.export.targets.tensorrt",
-    "torchserve": "lathe.contrib.torchserve",
-    "safetensors": "lathe.export.targets.safetensors",
-    "weights": "lathe.export.targets.weights",
-}
+# The module of each target, which is imported only when the target is used.
+TARGETS = own_targets() | targets_in(Path(__file__).parents[2], "lathe/export/targets", "lathe/contrib")
 _CLASSES: dict[str, "type[Target]"] = {}
 T = TypeVar("T", bound="type[Target]")
 
@@ -41,6 +30,7 @@ class Target:
     computes: ClassVar[bool] = True  # False for weights, which have `restore` instead of `load`
     is_program: ClassVar[bool] = False  # whether loading a file runs code of it: machine code, or TorchScript
     has_gpu: ClassVar[bool] = False  # whether `load` takes a GPU
+    half: bool = False  # whether the file computes in float16, whose tolerance is larger
     takes_cores: ClassVar[bool] = False  # whether `export` takes a `FlatCore`, the core of a LightningModule
     integers: bool | None = None
     # set by scripts/export.py before `export`: the manifest's entries, and the configuration's node of the net

@@ -202,7 +202,7 @@ def compared(
         strange = compare(outputs[n:], references[n:], kind)
     except UserError as error:
         raise UserError(f"target={name}: {error}, so nothing was exported.") from error
-    arithmetic = arithmetic_of(ready, options)
+    arithmetic = arithmetic_of(ready, get_target(name, options))
     largest, least = tolerances(ready, arithmetic)
     report: dict[str, Any] = {
         "target": name,
@@ -411,11 +411,11 @@ def compare(outputs: Calls, references: Calls, predicts: str) -> dict[str, Any]:
     return {**worst, "agreement": min((share for share in shares if share is not None), default=None)}
 
 
-def arithmetic_of(ready: ExportModel, options: Mapping[str, Any]) -> str:
+def arithmetic_of(ready: ExportModel, target: export.Target) -> str:
     """Return the arithmetic of the file; weight-only integers are dequantized to floats."""
     if ready.activation_bits is not None:
         return "int8"
-    return "float16" if options.get("half") else "float32"
+    return "float16" if target.half else "float32"
 
 
 def tolerances(ready: ExportModel, arithmetic: str) -> tuple[float, float]:

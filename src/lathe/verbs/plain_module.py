@@ -195,7 +195,7 @@ def _compared(
     ready: CoreModel, call: Call, kind: export.Target, name: str, file: Path, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return how far the file's outputs are from the module's; raise UserError for more than the tolerance."""
-    arithmetic, inputs = parity.arithmetic_of(ready, options), ready.odd_inputs()
+    arithmetic, inputs = parity.arithmetic_of(ready, kind), ready.odd_inputs()
     tolerance, least = parity.tolerances(ready, arithmetic)
     tolerance = tolerance if options["tolerance"] is None else options["tolerance"]
     try:

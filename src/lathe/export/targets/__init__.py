@@ -1,1 +1,1 @@
-"""The formats of runtimes, one module each; `lathe.export.TARGETS` lists them."""
+"""The formats of runtimes, one module each; `lathe.export.TARGETS` finds them."""
