@@ -170,3 +170,20 @@ def test_weights_alone(
     same, difference = agreement(net, path, images)
     assert same == 1.0
     assert difference < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_a_file_in_float16_has_half_of_the_bytes(make_mlp: Make, images: Tensor, tmp_path: Path) -> None:
+    sizes = {}
+    for name in ("onnx", "onnx_fp16"):
+        get(name).export(make_mlp(), images[:2], tmp_path / name)
+        forward, sizes[name] = get(name).load(tmp_path / name, threads=1), (tmp_path / name).stat().st_size
+    outputs = forward(images[:5].numpy())
+    with torch.no_grad():
+        expected = make_mlp()(images[:5]).numpy()
+    assert outputs.dtype == np.float32
+    assert 0 < np.abs(outputs - expected).max() < 2e-3 * np.abs(expected).max()
+    assert sizes["onnx_fp16"] < 0.55 * sizes["onnx"]
+    stored = {tensor.data_type for tensor in onnx.load(tmp_path / "onnx_fp16").graph.initializer}
+    assert onnx.TensorProto.FLOAT16 in stored
+    assert onnx.TensorProto.FLOAT not in stored
