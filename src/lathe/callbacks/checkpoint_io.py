@@ -85,7 +85,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     @staticmethod
     def check(checkpoint: Any, path: _PATH) -> None:
         """Raise UserError if an entry is missing, or differs from what was written."""
-        check_digests(checkpoint, path)
+        check_digests(checkpoint, path, key="ckpt_path")
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
         self.write(lambda file: torch.save(add_digests(in_main_memory(checkpoint)), file), path)

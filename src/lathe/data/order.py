@@ -146,7 +146,7 @@ class EpochLoader(ABC):
         selection: Selection | None = None,
     ) -> None:
         count = n if selection is None else selection.count(n, batch_size)
-        replicas = f"{world_size} replicas that trainer.devices={world_size} makes"
+        replicas = f"{world_size} replicas of the net"
         if train:
             part = "" if selection is None else f"the {count} (callbacks.hard_samples.share) of "
             require(

@@ -11,5 +11,5 @@ def reached(trainer: Any, interval: int) -> bool:
 
 
 def steps_before(trainer: Any, interval: int | None) -> float:
-    """Return the number of optimizer steps before the next multiple of `every`; inf if that is None or 0."""
+    """Count the steps before the one that ends at a multiple of `interval`; inf if that is None or 0."""
     return interval - 1 - trainer.global_step % interval if interval else math.inf

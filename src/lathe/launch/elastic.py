@@ -155,14 +155,14 @@ def _raise_outcome(folder: Path) -> None:
             raise Stopped(saved["signal"], saved["command"]) if name == "stop" else UserError(*saved["messages"])
 
 
-def worker(job: str, cfg: dict[str, Any], name: str, timeout: float) -> Any:
+def worker(job: str, cfg: dict[str, Any], notes: str, timeout: float) -> Any:
     """One rank under the elastic agent.
 
-    It saves what the parent reports in the folder `name`: a user's mistake, a stop, or where it timed out.
+    It saves what the parent reports in the folder `notes`: a user's mistake, a stop, or where it timed out.
     """
     die_with_parent()
     prepare_stdio()
-    folder = Path(name)
+    folder = Path(notes)
     if (folder / "mistake.json").exists():
         raise SystemExit(1)  # a restart can't fix it
     (folder / "stop.json").unlink(missing_ok=True)  # the agent has stopped its workers to restart them

@@ -57,20 +57,20 @@ def launch_run(cfg: DictConfig, job: str) -> tuple[Any, str]:
     """Run `job` as `launch` does; returns rank 0's objective and the run directory."""
     external = detect_external_launch()
     checks = launch_checks(external)
-    typed, sweep_job = _checked_command(cfg, external, checks)
-    trust.allow(typed)
-    nodes = read_nodes(typed["launch"], external)
+    requested, sweep_job = _checked_command(cfg, external, checks)
+    trust.allow(requested)
+    nodes = read_nodes(requested["launch"], external)
     external = None if nodes.several else external  # srun's task on each node is that node's agent
-    if sweep_job is not None and typed["resume"] is None:  # a restart of the job finds its run by this name
+    if sweep_job is not None and requested["resume"] is None:  # a restart of the job finds its run by this name
         nodes = replace(nodes, launch_id=f"{sweep_job[0].name}-{sweep_job[1]:05}")
     if external is not None and external.rank != 0:
         with external:
-            received = external.broadcast(typed)
+            received = external.broadcast(requested)
             return (None, "") if received is None else (call_job(job, received), received["paths"]["run_dir"])
 
     with ExitStack() as locks:
-        with _lookup_lock(typed, nodes):
-            previous, resolved = _find_previous(cfg, typed, external, nodes, checks)
+        with _lookup_lock(requested, nodes):
+            previous, resolved = _find_previous(cfg, requested, external, nodes, checks)
             processes = count_processes(resolved, external, nodes)
             # a resumed run computes with the number of threads that it was started with
             recorded = None if previous is None else previous.known_config["launch"].get("threads")
@@ -95,7 +95,7 @@ def launch_run(cfg: DictConfig, job: str) -> tuple[Any, str]:
             return run.result.get("objective"), str(run.path)
         if reason:
             print(f"CPU threads per process: {threads} ({reason})", flush=True)
-        reopened = nullcontext() if previous is None else _reopened(run, typed, resolved, nodes)
+        reopened = nullcontext() if previous is None else _reopened(run, requested, resolved, nodes)
         if sweep_job is not None:  # for what a run reports to its search; not saved with the run
             resolved = {**resolved, "sweep": {"folder": str(sweep_job[0]), "job": sweep_job[1]}}
         try:
@@ -117,42 +117,42 @@ def _checked_command(
 ) -> tuple[dict[str, Any], tuple[Path, int] | None]:
     """Check the command and return its resolved configuration, and its job in a sweep as by `take_sweep_job`."""
     check_sweep_words(typed_overrides())
-    typed = resolve(cfg)
+    requested = resolve(cfg)
     # A run that is resumed or joined brings its own configuration, which is checked instead.
-    has_own_config = typed.get("resume") is not None or (external is not None and external.rank != 0)
-    check_command(cfg, typed, None if has_own_config else checks)
+    has_own_config = requested.get("resume") is not None or (external is not None and external.rank != 0)
+    check_command(cfg, requested, None if has_own_config else checks)
     sweep_job = take_sweep_job(cfg)
     make_paths_absolute(cfg)
     return resolve(cfg), sweep_job
 
 
-def _lookup_lock(typed: dict[str, Any], nodes: Nodes) -> AbstractContextManager[Any]:
+def _lookup_lock(requested: dict[str, Any], nodes: Nodes) -> AbstractContextManager[Any]:
     """Return a lock for looking up a run, as other nodes or commands may look up the same run at the same time."""
-    if nodes.launch_id is None and typed["resume"] != "auto":
+    if nodes.launch_id is None and requested["resume"] != "auto":
         return nullcontext()
     from filelock import FileLock
 
-    log_dir = Path(typed["paths"]["log_dir"])
+    log_dir = Path(requested["paths"]["log_dir"])
     log_dir.mkdir(parents=True, exist_ok=True)
     return FileLock(log_dir / ".arriving")
 
 
 def _find_previous(
     cfg: DictConfig,
-    typed: dict[str, Any],
+    requested: dict[str, Any],
     external: ExternalLaunch | None,
     nodes: Nodes,
     checks: tuple[CrossCheck, ...],
 ) -> tuple[RunDir | None, dict[str, Any]]:
     """Return the run to continue, if there is one, and the configuration to use, which is checked."""
-    if typed["resume"] is None and nodes.launch_id is None and external is None:
-        return None, typed
+    if requested["resume"] is None and nodes.launch_id is None and external is None:
+        return None, requested
     from lathe.launch import resume  # few runs continue another
 
-    previous, resolved = resume.find_run(typed, external, nodes)
+    previous, resolved = resume.find_run(requested, external, nodes)
     if previous is not None:
         refuse(check(resolved, "train", checks, saved="run"))
-    elif typed["resume"] is not None:
+    elif requested["resume"] is not None:
         check_command(cfg, resolve(cfg), checks)
     return previous, resolved
 
@@ -170,7 +170,7 @@ def _report_complete(run: RunDir, resolved: dict[str, Any], external: ExternalLa
 
 
 def _reopened(
-    run: RunDir, typed: dict[str, Any], resolved: dict[str, Any], nodes: Nodes
+    run: RunDir, requested: dict[str, Any], resolved: dict[str, Any], nodes: Nodes
 ) -> AbstractContextManager[None]:
     """Return the context in which a previous run is continued; of several nodes, only the first reopens it."""
     from lathe.launch import resume
@@ -178,5 +178,5 @@ def _reopened(
     run.warn_of_changes()
     if nodes.several and not run.complete:
         return nullcontext()
-    changed = resume.resume_overrides(resolved) if typed["resume"] not in (None, "auto") else []
+    changed = resume.resume_overrides(resolved) if requested["resume"] not in (None, "auto") else []
     return run.reopened(resolved, changed)

@@ -3,6 +3,15 @@
 A checkpoint of the run itself has digests (`callbacks.checkpoint_digest`), which are compared when the file is read.
 One of another run, or of plain Lightning, may have other data, optimizers or schedulers, and Lightning 2.6
 skips some of these silently.
+
+Who restores what on `resume=` (for a new run that begins from a checkpoint, `training/weight_loading.py` comes first):
+
+- which run, and its configuration: `launch/resume.py`, before torch is imported
+- the structure of the net (channels, quantizers, masks' shapes): `train.load_last`, before the Trainer
+- weights, optimizers, schedulers, loops, data module: `CheckpointRestore`, in `trainer.fit`
+- states of callbacks, such as masks and averages: their `load_state_dict`
+- random generators: `callbacks.ExactResume`; sums of metrics since the last report: `Task.on_train_start`
+- a limit or length that was changed since: `trainer/schedule_resume.py` and `FitLoop`
 """
 
 from collections.abc import Iterator
@@ -55,7 +64,7 @@ class CheckpointRestore(_CheckpointConnector):
             changed = data_changes(datamodule, self._loaded_checkpoint)
             require(
                 changed is None,
-                f"checkpoint={self._ckpt_path}: the data are not those that it was written with, {changed}: put them "
+                f"{self._key}={self._ckpt_path}: the data are not those that it was written with, {changed}: put them "
                 "back as they were, or start a new run from its weights with ckpt_path.",
             )
         super().restore_datamodule()
@@ -93,6 +102,10 @@ class CheckpointRestore(_CheckpointConnector):
         """Return whether the checkpoint is in the run's directory, and so was not written by plain Lightning."""
         return Path(str(self._ckpt_path)).is_relative_to(self.trainer.default_root_dir)
 
+    @property
+    def _key(self) -> str:
+        return "resume" if self._is_own() else "ckpt_path"
+
     def _check_count(self, part: str, saved: int, expected: int) -> None:
         if saved != expected:
             raise self._misfit(f"{part}: there are {saved} of them, and this run has {expected}")
@@ -115,8 +128,8 @@ class CheckpointRestore(_CheckpointConnector):
 
     def _misfit(self, reason: str) -> UserError:
         return UserError(
-            f"checkpoint={self._ckpt_path} does not fit this run: {reason}; use another checkpoint, or start a new run "
-            "from its weights with ckpt_path."
+            f"{self._key}={self._ckpt_path} does not fit this run: {reason}; use another, or start a new run from its "
+            "weights with ckpt_path."
         )
 
     @contextmanager

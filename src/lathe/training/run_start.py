@@ -160,7 +160,7 @@ class RunStart(Callback):
 
 
 @contextmanager
-def interruptible(run: RunStart) -> Iterator[None]:
+def interruptible(start: RunStart) -> Iterator[None]:
     """Raise `Stopped` for Ctrl-C and for the signal of a Preemption callback.
 
     Lightning catches KeyboardInterrupt, ends the process silently, and leaves the signal ignored, as a second one
@@ -169,18 +169,18 @@ def interruptible(run: RunStart) -> Iterator[None]:
     in_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
     if in_main and before is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _OncePerPress(run))
+        signal.signal(signal.SIGINT, _OncePerPress(start))
     try:
         yield
     except SIGTERMException as error:
-        received = next((callback.received for callback in run.callbacks if isinstance(callback, Preemption)), None)
-        raise Stopped(received or "SIGTERM", run.command) from error
+        received = next((callback.received for callback in start.callbacks if isinstance(callback, Preemption)), None)
+        raise Stopped(received or "SIGTERM", start.command) from error
     except BaseException as error:
         if not _follows_interrupt(error):
             raise
-        run.interrupted = True  # also if on_exception was not called
+        start.interrupted = True  # also if on_exception was not called
         before = signal.SIG_IGN
-        raise Stopped("SIGINT", run.command if run.begun else None) from error
+        raise Stopped("SIGINT", start.command if start.begun else None) from error
     finally:
         if in_main and before is not None:  # None: a handler that was not set from Python, and can't be restored
             signal.signal(signal.SIGINT, before)
@@ -193,12 +193,12 @@ class _OncePerPress:
     that was lost can be repeated, since Python ignores what is raised in a destructor.
     """
 
-    def __init__(self, run: RunStart) -> None:
-        self.run, self.last = run, float("-inf")
+    def __init__(self, start: RunStart) -> None:
+        self.start, self.last = start, float("-inf")
 
     def __call__(self, number: int, frame: object) -> None:
         now = time.monotonic()
-        if now - self.last >= SAME_PRESS_S and not self.run.interrupted:
+        if now - self.last >= SAME_PRESS_S and not self.start.interrupted:
             self.last = now
             raise KeyboardInterrupt
 

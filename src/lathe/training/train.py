@@ -72,7 +72,7 @@ def load_last(run: RunDir, task: Task) -> dict[str, Any] | None:
     """Return the checkpoint that an interrupted run continues from, and give the net its structure."""
     if not run.last.exists():
         return None
-    state = read_checkpoint(run.last)
+    state = read_checkpoint(run.last, "resume")
     apply_structure(task.core, state.get("structure", {}))
     rank_zero_only(print)(f"Continuing {run.path} after step {state['global_step']}", flush=True)
     return state
