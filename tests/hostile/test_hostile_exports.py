@@ -90,6 +90,7 @@ PT2: dict[str, Callable[[Members], Any]] = {
     "a pickle of samples": lambda members: members.update({"archive/data/sample_inputs/model.pt": OPEN}),
     "a pickle of weights": replaced("model_weights_config.json", b'"use_pickle": false', b'"use_pickle": true'),
     "an object": lambda members: members.update({"archive/data/constants/opaque_obj_0": OPEN}),
+    "a member twice": lambda members: members.update({"archive/MODELS/model.json": b"{}"}),
     "a call of Python": replaced("models/model.json", b"torch.ops.aten.relu.default", b"torch.os.system"),
     "a size that is code": replaced("models/model.json", b"Symbol('", b"exec('"),
     "machine code": lambda members: members.update({"archive/data/aotinductor/model/model.so": b"\x7fELF"}),

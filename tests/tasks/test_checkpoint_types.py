@@ -1,6 +1,7 @@
 """A run writes only checkpoints that can be read again: other values are reported with their place."""
 
 import math
+from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,13 @@ import pytest
 import torch
 from support.own_lightning import QUICK
 from support.runs import new_run, rows
+from torch import nn
 
 import lathe
 from lathe.errors import UserError
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.rundir import RunDir
+from lathe.tasks.checkpoint_types import check_checkpoint, without_numpy
 from lathe.training.train import train
 
 NET = "features: 16, classes: 2, width: 4"
@@ -93,3 +96,23 @@ def test_a_module_may_keep_a_part_out_of_its_checkpoints(tmp_path: Path) -> None
     train(cfg)
     assert not any("frozen" in name for name in read_checkpoint(RunDir(cfg["paths"]["run_dir"]).best)["state_dict"])
     assert lathe.load(cfg["paths"]["run_dir"], trusted=["support"]).net.frozen.weight.shape == (2, 2)
+
+
+def test_what_is_read_today_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    own: list[Any] = [None, {"b": (1, 2.0)}]
+    own.append(own)  # as pickle writes it
+    named = torch.ones(1)
+    named.number = 3
+    check_checkpoint(
+        {
+            "state_dict": nn.Linear(1, 1).state_dict(),
+            "values": [None, True, 1, 2.5, "a", b"a", 1j, {1, 2}, bytearray(b"a"), Counter("a"), OrderedDict(a=own)],
+            "torch": [torch.float32, torch.device("cpu"), torch.Size([1]), torch.ones(2).to_sparse(), named],
+            "parameter": nn.Parameter(torch.ones(1)),
+            3: {(1, "a"): 2},
+        }
+    )
+    assert without_numpy(own) is own
+    check_checkpoint({"sharded": defaultdict(list, a=[1])}, mappings=True)  # a dict in the file
+    monkeypatch.setattr(torch, "save", None)  # a usual checkpoint is not copied
+    check_checkpoint({"state_dict": nn.Linear(1, 1).state_dict(), "loops": {"a": {1: [2, "b"]}}, "parts": (own, 1.5)})

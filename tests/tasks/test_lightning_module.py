@@ -324,3 +324,12 @@ def test_one_that_it_wrote_is_evaluated(tmp_path: Path, cli: Callable[..., tuple
     code, error = cli(f"run={home}", "checkpoint=own/none", trusted, script=script)
     assert (code, error.count("\n")) == (1, 1)
     assert "no checkpoint 'own/none': it has best, last, own/xepoch=0; checkpoint=own/xepoch=0 takes that." in error
+
+
+def test_a_tuple_needs_no_trust(tmp_path: Path) -> None:
+    shape = "width: 16, shape: {_target_: builtins.tuple, _args_: [[1, 8, 8]]}"
+    words = ("trainer.max_epochs=1", "test=false", "data.batch_size=100")
+    cfg = new_run(tmp_path, *QUICK, *BEST, net("Shaped", shape), *words)
+    RunDir(directory(cfg)).save_config(cfg)
+    train(cfg)
+    assert load(directory(cfg), trusted=["support.own_lightning"]).task.example_input_array.shape == (1, 1, 8, 8)

@@ -44,10 +44,12 @@ class GradNorm(Callback):
             return
         owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         norms = {
-            f"grad_norm/{name}": whole(torch.linalg.vector_norm(parameter.grad.detach()))
+            f"grad_norm/{name}": whole(torch.linalg.vector_norm(parameter.grad.detach())).to(pl_module.device)
             for name, parameter in net_of(pl_module).named_parameters()
             if parameter.grad is not None and id(parameter) in owned
         }
+        if not norms:  # of an optimizer whose parameters are not trained in this step
+            return
         several = [getattr(each, "optimizer", each) for each in trainer.optimizers]
         suffix = f"_{several.index(optimizer)}" if len(several) > 1 and optimizer in several else ""
         total = {f"grad_norm/total{suffix}": torch.linalg.vector_norm(torch.stack(list(norms.values())))}

@@ -152,7 +152,7 @@ def _find_previous(
     previous, resolved = resume.find_run(requested, external, nodes)
     if previous is not None:
         refuse(check(resolved, "train", checks, saved="run"))
-    elif requested["resume"] is not None:
+    elif requested["resume"] is not None or nodes.several:  # not checked yet
         check_command(cfg, resolve(cfg), checks)
     return previous, resolved
 

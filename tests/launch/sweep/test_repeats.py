@@ -1,12 +1,15 @@
 """Several runs of each trial: the study gets their mean, and a trial that falls behind is cut short."""
 
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from launch.sweep.test_grid import jobs, study_of, sweeps
 from launch.sweep.test_search import QUICK, SEARCH
-from support.commands import check, run
+from support.commands import check, command, run, start
 from support.runs import runs
 
 from lathe.errors import UserError
@@ -68,6 +71,26 @@ def test_a_run_that_fails_costs_its_trial(tmp_path: Path) -> None:
     assert [trial.state.name for trial in study_of(sweep).trials] == ["FAIL"]
     assert done.stderr.splitlines()[-1].endswith("Trial 0 fails with it. No trial is left to go by.")
     assert (sweep / "done").exists()
+
+
+@pytest.mark.law3
+def test_kill_9_keeps_the_runs_that_are_complete(tmp_path: Path) -> None:
+    process = start(command(*ONE), tmp_path, session=True)
+    while not any(
+        '"state": "complete"' in page.read_text() for page in (tmp_path / "logs").glob("sweeps/*/jobs/0*.json")
+    ):
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    (sweep,) = sweeps(tmp_path / "logs")
+    kept = jobs(sweep)[0]["run_dir"]
+    check(run(*ONE, cwd=tmp_path))
+    listed, (trial,) = jobs(sweep), study_of(sweep).trials
+    assert [job["state"] for job in listed] == ["complete"] * 3
+    assert listed[0]["run_dir"] == kept
+    assert (listed[0]["tries"], len(runs(tmp_path / "logs"))) == (1, 3)
+    assert trial.value == pytest.approx(sum(job["values"][0] for job in listed) / 3)
 
 
 SEEDS = {"seed": [1, 2, 3, 4, 5]}

@@ -1,5 +1,6 @@
 """A search: trials train with Optuna's parameters, and Optuna gets the runs' results."""
 
+import binascii
 import re
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,24 @@ def test_a_run_that_falls_behind_is_ended_early_and_whole(tmp_path: Path) -> Non
             assert made.result["epochs"] == 4
             assert "test/accuracy" in made.result
         assert (made.path / "checkpoints" / "best.ckpt").exists()
+
+
+# the numbers of 17 trials in the brackets whose first rung is the first validation, the third, the ninth
+BRACKETS = [1] * 9 + [3] * 5 + [9] * 3
+
+
+@pytest.mark.slow
+def test_hyperband_ends_runs_at_the_rungs_of_their_brackets(tmp_path: Path) -> None:
+    space = "sweep.space={optimizer.lr: {low: 0.001, high: 1, log: true}}"
+    words = (*LONGER, *QUICK, space, "trainer.max_epochs=9", "sweep.trials=12", "sweep.pruner=hyperband")
+    check(run(*words, cwd=tmp_path))
+    (sweep,) = sweeps(tmp_path / "logs")
+    study = study_of(sweep)
+    pruned = [trial for trial in study.trials if trial.state.name == "PRUNED"]
+    assert pruned
+    for trial in pruned:
+        first = BRACKETS[binascii.crc32(f"{study.study_name}_{trial.number}".encode()) % len(BRACKETS)]
+        assert trial.last_step in [rung for rung in (1, 3) if rung >= first]  # the ninth is the run's last anyway
 
 
 @pytest.mark.slow
