@@ -291,6 +291,9 @@ def test_a_table_is_one_tensor(regressor: RunDir, tmp_path: Path) -> None:
         predict(asked(regressor, f"input={tmp_path}/uneven.npz", f"output={tmp_path}/no.npz"))
     with pytest.raises(UserError, match=r"^output=.*: name a file of .npz or .csv or .parquet"):
         predict(asked(regressor, f"input={tmp_path}/in.csv", f"output={tmp_path}/no.json"))
+    np.save(tmp_path / "bytes.npy", np.zeros((4, 3), np.uint8))
+    with pytest.raises(UserError, match=r"^input does not fit predict_step of \w+ \(.*give arrays of the type"):
+        predict(asked(regressor, f"input={tmp_path}/bytes.npy", f"output={tmp_path}/no.npz"))
     assert not list(tmp_path.glob("no.*"))
 
 
@@ -301,6 +304,9 @@ def test_an_export_predicts_what_the_core_does(fusion: RunDir, tmp_path: Path) -
     agree(dict(np.load(tmp_path / "out.npz")), outputs_of(fusion))
     np.savez(tmp_path / "in.npz", tokens=ARRAYS["tokens"])
     with pytest.raises(UserError, match=r"the inputs are tokens, extra\.mask, extra\.vector, not tokens"):
+        predict(asked(fusion, *paths, export="onnx"))
+    np.savez(tmp_path / "in.npz", **{**ARRAYS, "extra.vector": ARRAYS["extra.vector"].astype(np.uint8)})
+    with pytest.raises(UserError, match=r"extra\.vector is of uint8, and the net takes float32"):  # raw pixels
         predict(asked(fusion, *paths, export="onnx"))
 
 

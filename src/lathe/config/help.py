@@ -14,10 +14,10 @@ from lathe.configs import FOLDER
 
 
 def configuration_folder() -> Path | None:
-    """Return `configs` next to the running script or its folder, else the one of the package, for scripts of ours."""
+    """Return the folder with the running script's file: `configs` next to it or its folder, or the package's."""
     script = Path(sys.argv[0]).resolve()
-    near = [folder / "configs" for folder in (script.parent, script.parent.parent) if (folder / "configs").is_dir()]
-    return near[0] if near else FOLDER if (FOLDER / f"{script.stem}.yaml").is_file() else None
+    folders = (script.parent / "configs", script.parent.parent / "configs", FOLDER)
+    return next((folder for folder in folders if (folder / f"{script.stem}.yaml").is_file()), None)
 
 
 @cache

@@ -247,6 +247,8 @@ def no_such_choice(group: str, choice: str, options: Sequence[str], groups: Grou
     others.sort(key=lambda name: name == "debug")  # its choices have names of other groups' choices
     if others and choice != "default" and not hint.startswith("did you mean"):
         hint = f"{choice} is one of {others[0]}: {others[0]}={choice}."
+    if group == "optimizer":
+        hint += " Or a class: 'optimizer={_target_: torch.optim.Adam, lr: 0.001}'."
     return f"{group}={choice}: there is no such choice; {hint}"
 
 

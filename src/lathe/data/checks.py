@@ -123,6 +123,6 @@ def check_declared(data: Mapping[str, Any], run: object) -> None:
     missing = undeclared(data)
     require(
         missing is None,
-        f"run={run}: its data declare {missing}, so the input of its net is unknown: add them as arguments to the data "
-        "module's class, and under data in the run's config.yaml.",
+        f"run={run}: its data declare {missing}, so the input of its net is unknown: set them under data "
+        "in the run's config.yaml, such as mean: [0.5]. A data module of your own takes them as arguments.",
     )

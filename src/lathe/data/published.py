@@ -327,7 +327,7 @@ class IdxFile:
         require(
             digest == self.sha256,
             f"{path} has contents of the SHA-256 hash {digest} and not the published {self.sha256}, so it is damaged "
-            "or another file: delete it and run again.",
+            "or another file: put the published one in its place, or delete it to have it downloaded.",
         )
         return np.frombuffer(data, np.uint8, offset=head).reshape(self.shape)
 

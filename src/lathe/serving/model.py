@@ -113,7 +113,8 @@ def as_arrays(named: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Array]
         require(same and array.size > 0, f"{name} has shape {list(array.shape)}, and the net takes {shape}.")
         dtype = np.dtype(entry["dtype"])
         fits = array.dtype == dtype or np.can_cast(array.dtype, dtype, "same_kind")
-        require(fits, f"{name} is of {array.dtype}, and the net takes {dtype}.")
+        fits = fits and not (array.dtype == np.uint8 and dtype.kind == "f")  # pixels that the steps would normalise
+        require(fits, f"{name} is of {array.dtype}, and the net takes {dtype}: pass what the module's steps give it.")
         arrays.append(np.ascontiguousarray(array, dtype))
     return arrays
 

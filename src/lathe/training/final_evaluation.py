@@ -162,7 +162,7 @@ def add_objective(cfg: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]
     notes = list(result.get("notes", []))
     if not name:
         logged = sorted((key for key in result if split_of(key) == "val"), key=lower_is_better)
-        example = f", such as callbacks.checkpoint.monitor={logged[0]}" if logged else ""
+        example = f", such as objective={logged[0]}" if logged else ""
         notes.append(f"objective is null: name its metric by objective or callbacks.checkpoint.monitor{example}.")
     elif result["objective"] is None:
         if name in wild:

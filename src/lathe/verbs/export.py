@@ -537,7 +537,8 @@ def print_table(reports: Mapping[str, Any], run: Path) -> None:
     console = Console()
     console.print(table)
     if changed:
-        note = "the export changed the net (calibration, input size): equal predictions compare the file with that net"
+        reasons = "by calibration, another input size or floats in place of integers"
+        note = f"the export changed the net ({reasons}): equal predictions compare the file with that net"
         console.print(f"{', '.join(changed)}: {note}.", highlight=False)
     for name in reports:
         console.print(f"{run / 'exports' / name}", soft_wrap=True, highlight=False)

@@ -260,7 +260,11 @@ def module_outputs(
     if batches is not None:
         tensors = [{name: torch.from_numpy(x) for name, x in batch.items()} for batch in batches]
         loader = [next(iter(batch.values())) if len(batch) == 1 else batch for batch in tensors]
-        return list(trainer.predict(module, dataloaders=PlainLoader(loader)) or [])
+        try:
+            return list(trainer.predict(module, dataloaders=PlainLoader(loader)) or [])
+        except RuntimeError as error:  # torch's, of a wrong type or shape
+            message = f"input does not fit predict_step of {type(module).__name__} ({first_line(error)})"
+            raise UserError(f"{message}: give arrays of the type and shape of its batches.") from error
     data = make_data(cfg)
     own = is_overridden("predict_dataloader", data, LightningDataModule)
     message = f"input=null: {type(data).__name__} has no predict_dataloader. Write one, or name a file with input=."
