@@ -52,6 +52,8 @@ def test_other_data_sets_and_folders_of_images(tmp_path: Path) -> None:
     assert (index["num_classes"], index["image"], index["splits"]["train"]["shards"][0]["samples"]) == (2, [1, 4, 4], 4)
     _, again = make(tmp_path, f"tars.folder={folder}", "tars.num_classes=10")
     assert again["splits"]["train"]["shards"] == Shards("", str(folder)).index["splits"]["train"]["shards"]
+    with pytest.raises(UserError, match=r"has classes from \d to \d, but tars\.num_classes=3: "):
+        make(tmp_path, f"tars.folder={folder}", "tars.num_classes=3")
 
 
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:

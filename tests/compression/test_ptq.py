@@ -17,6 +17,7 @@ from lathe.compression.quantization.ptq import (
     quantize_dynamic,
     quantize_static,
     quantize_weights,
+    tensors,
 )
 from lathe.nets import GPT, MLP, CifarResNet
 
@@ -249,3 +250,14 @@ def test_an_output_that_is_read_twice_is_no_pair() -> None:
 
     assert find_pairs(Residual(nn.ReLU()).eval(), torch.randn(2, 3, 8, 8)) == []
     assert find_pairs(Twice(nn.ReLU()).eval(), torch.randn(2, 3, 8, 8)) == []
+
+
+def test_tensors_in_subclasses_of_containers_are_seen() -> None:
+    class Output(dict):
+        pass
+
+    class Rows(list):
+        pass
+
+    first, second = torch.zeros(1), torch.zeros(2)
+    assert [id(tensor) for tensor in tensors(Output(a=Rows([first]), b=(second, None)))] == [id(first), id(second)]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.interruptions import Interruption, interruption, same, train_through
 from support.own_datasets import (
     Columns,
     Drawing,
@@ -35,6 +36,7 @@ from lathe.errors import UserError
 from lathe.launch.error_reporting import explain_user_code
 from lathe.training.train import train
 
+__all__ = ["interruption"]  # a fixture
 FACTS = {"num_classes": 2, "channels": 1, "image_size": 4}
 HELD_OUT: dict[str, Any] = {"val": Pictures(20), "test": Pictures(20)}
 STREAM: dict[str, Any] = {"samples": 80, **HELD_OUT}
@@ -347,6 +349,15 @@ def stream_run(folder: Path, kind: str, *words: str) -> dict[str, Any]:
     ]
     facts = ("data.num_classes=2", "data.channels=1", "data.image_size=4", "data.samples=96", "data.batch_size=16")
     return new_run(folder, "data=dataset", *nodes, *SMALL, *facts, "trainer.log_every_n_steps=1", *words)
+
+
+def test_an_interruption_in_an_epoch_of_an_iterable_changes_nothing(tmp_path: Path, interruption: Interruption) -> None:
+    words = ("callbacks.checkpoint.every_n_train_steps=1", "callbacks.throughput=null")
+    whole, cut = (stream_run(tmp_path / name, "Stateful", *words) for name in ("whole", "cut"))
+    train(whole)
+    resumed = train_through(cut, [("on_train_batch_start", 8)], interruption)
+    assert not interruption.hook  # it was interrupted
+    same(resumed, Path(whole["paths"]["run_dir"]))
 
 
 def test_classes_that_a_split_lacks_warn() -> None:

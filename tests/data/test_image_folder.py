@@ -5,8 +5,10 @@ import importlib
 import json
 import os
 import shutil
+import struct
 import threading
 import warnings
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -345,6 +347,16 @@ def test_a_run_continues_with_the_new_folder(run: RunDir, home: Path, capsys: py
 TWO = {"cat": 6, "dog": 6}
 
 
+def bomb(path: Path) -> None:
+    """A PNG whose header declares 10^9 pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 50000, 20000, 8, 2, 0, 0, 0)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))))
+
+
 def listed(folder: Path, *lines: str) -> None:
     for name in ("list.txt", "val.txt"):
         (folder / name).write_text("\n".join(lines))
@@ -362,6 +374,11 @@ CASES: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
         lambda folder: splits(folder, train={"cat": 2, "dog": 2}, val={"cat": 2}),
         {},
         r"val and data\.source\.classes \(cat, dog\) differ in dog",
+    ),
+    "a picture that unpacks to too much": (
+        lambda folder: bomb(folder / "cat" / "bomb.png"),
+        {},
+        r"cat/bomb\.png has 20000 x 50000 pixels",
     ),
     "a list of what is not there": (
         lambda folder: listed(folder, "cat/000.png", "dog/000.png", "cat/nine.png"),

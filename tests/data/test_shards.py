@@ -220,7 +220,7 @@ def test_webdataset_reads_the_same_samples(tmp_path: Path) -> None:
     ("settings", "says"),
     [
         ({"shape": (4, 8, 8)}, r"encoding=png takes 1 or 3 channels and the images have 4"),
-        ({"num_classes": 3}, r"has classes from 0 to \d, but num_classes=3"),
+        ({"num_classes": 3}, r"image \d+ of train has the class \d, but there are 3"),
     ],
 )
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path, settings: dict[str, Any], says: str) -> None:

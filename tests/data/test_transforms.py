@@ -28,6 +28,7 @@ from lathe.data import (
     TrivialAugmentWide,
 )
 from lathe.data import transforms as ops
+from lathe.data.augment import recipe
 from lathe.data.loader import ImageLoader
 from lathe.data.order import Batch
 from lathe.data.random import Rng
@@ -175,6 +176,14 @@ def test_what_is_not_reproducible_is_refused_before_the_first_epoch(function: An
 def test_lists_that_cannot_be_are_refused(augment: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         module(augment)
+
+
+@pytest.mark.parametrize("augment", [{}, {"crop": 4}, 4, "flip"])
+def test_what_is_no_list_is_refused(augment: Any) -> None:
+    with pytest.raises(UserError, match=rf"^augment={augment!r}: expected .*a list"):
+        module(augment)
+    with pytest.raises(UserError, match=rf"^augment={augment!r}: expected a list of transforms, or lathe\.data\.Aug"):
+        recipe(augment)
 
 
 def test_a_transform_of_bytes_after_a_function_that_returns_floats_is_refused() -> None:

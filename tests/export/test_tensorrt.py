@@ -33,6 +33,12 @@ def test_auto_chooses_the_way_by_the_net(monkeypatch: pytest.MonkeyPatch) -> Non
         get("tensorrt", half=True).builder(quantized=True)
 
 
+def test_an_engine_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match="torch finds no NVIDIA GPU here"):
+        get("tensorrt").load("net.engine")
+
+
 @pytest.mark.slow
 def test_symmetric_integers(make_resnet: Make, images: Tensor, tmp_path: Path, quantized: Quantized) -> None:
     net, path = quantized(make_resnet(), images), tmp_path / "net.onnx"

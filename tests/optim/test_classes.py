@@ -2,12 +2,14 @@
 
 import inspect
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hydra.utils import get_object
-from support.runs import config
+from support.interruptions import Interruption, interruption, same, train_through
+from support.runs import SMALL, config, new_run
 from torch import nn
 from torch.optim import Optimizer
 
@@ -15,12 +17,15 @@ from lathe.config.validate import check
 from lathe.errors import UserError, refuse, under
 from lathe.optim.build import factory_of
 from lathe.runs.build import make_task
+from lathe.training.train import train
 
+__all__ = ["interruption"]  # a fixture
 TORCHS = sorted(
     name
     for name, kind in vars(torch.optim).items()
     if inspect.isclass(kind) and issubclass(kind, Optimizer) and name not in ("Optimizer", "SparseAdam")
 )
+OFTEN = ("callbacks.checkpoint.every_n_train_steps=5", "callbacks.throughput=null", "test=false")
 REFUSED = {
     "LBFGS": "optimizer._target_=LBFGS computes the loss several times in a step",
     "Muon": "optimizer._target_=Muon refused its defaults (ValueError: Muon only supports 2D parameters",
@@ -75,6 +80,17 @@ def test_each_of_torchs_classes_steps_and_resumes_or_is_refused(name: str) -> No
     steps(again.net, resumed, 3, 6)
     for key, value in task.net.state_dict().items():
         assert torch.equal(value, again.net.state_dict()[key]), key
+
+
+def test_an_interrupted_run_continues_bit_equal(tmp_path: Path, interruption: Interruption) -> None:
+    """With Adagrad, which has a state before its first step."""
+    alone, cut = (new_run(tmp_path / name, *SMALL, *OFTEN) for name in ("alone", "cut"))
+    for cfg in (alone, cut):
+        cfg["optimizer"] = {"_target_": "torch.optim.Adagrad", "_partial_": True, "lr": 0.01}
+    train(alone)
+    resumed = train_through(cut, [("on_train_batch_start", 33)], interruption)
+    assert not interruption.hook  # it was interrupted
+    same(resumed, Path(alone["paths"]["run_dir"]))
 
 
 class Mine(torch.optim.SGD):

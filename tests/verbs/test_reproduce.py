@@ -13,9 +13,10 @@ import torch
 from support.commands import check, environment
 from support.runs import ROOT, SMALL, new_run, runs
 
+from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
 from lathe.training.train import train
-from lathe.verbs.reproduce import Code, compare, comparison_text
+from lathe.verbs.reproduce import Code, compare, comparison_text, recorded_code
 
 Cli = Callable[..., tuple[int, str]]
 
@@ -132,6 +133,21 @@ def typed(project: Path, script: str, *words: str) -> subprocess.CompletedProces
     return subprocess.run(line, cwd=project, env=variables, capture_output=True, text=True, timeout=300)
 
 
+def test_an_error_of_the_repetition_is_not_replaced_by_one_of_the_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def failing(problem: str, folder: Path, *arguments: str, **_: Any) -> str:
+        calls.append(arguments[:2])
+        if arguments[:2] in (("worktree", "remove"), ("worktree", "prune")):
+            raise UserError(problem)
+        return ""
+
+    monkeypatch.setattr("lathe.verbs.reproduce._git", failing)
+    with pytest.raises(ZeroDivisionError), recorded_code({"git_commit": "a" * 40}, "recorded", "run=x"):
+        _ = 1 / 0
+    assert calls[-2:] == [("worktree", "remove"), ("worktree", "prune")]
+
+
 @pytest.mark.slow
 def test_the_recorded_code_comes_back(project: Path) -> None:
     """A commit with a diff; the code has changed since, and would train differently. The run has two processes, is
@@ -168,3 +184,10 @@ def test_the_recorded_code_comes_back(project: Path) -> None:
     (project / "found.json").unlink()
     assert git(project, "status", "--short") == status  # no trace is left
     assert git(project, "worktree", "list").count("\n") == 1
+    other = typed(project, "scripts/reproduce.py", f"run={made}", "code=current", "output=found.json")
+    assert other.returncode == 3, other.stderr
+    found = json.loads((project / "found.json").read_text())
+    assert found["reproduced"] is False
+    assert found["weights"]["last.ckpt"]["differ"] == 4
+    assert found["first_difference"]["step"] == 5
+    assert found["environment"]["uncommitted diff"][1] == "none"

@@ -375,7 +375,7 @@ def recipe(augment: Any, shape: tuple[int, int, int] | None = None) -> Recipe:
         if isinstance(item, type) or not (callable(item) or isinstance(item, Field)):
             what = f"the class {item.__name__}, not made" if isinstance(item, type) else form(item)
             raise ArgumentError(f"{key} is {what}: expected one of Lathe's transforms or a function of (images, rng).")
-        if shape is not None and hasattr(item, "check"):
+        if shape is not None and isinstance(item, (RandomCrop, Cutout, Transform)):
             try:
                 item.check(*shape)
             except ArgumentError as error:  # of the item, or of the field of `Augment` that it stands for
@@ -408,6 +408,8 @@ def _items_of(augment: Any) -> dict[str, Any]:
         return {}
     if not isinstance(augment, Augment):
         listed = [augment] if callable(augment) or isinstance(augment, Field) else augment
+        if not isinstance(listed, Sequence) or isinstance(listed, str):
+            raise ArgumentError(f"augment={augment!r}: expected a list of transforms, or lathe.data.Augment.")
         return {f"augment[{number}]": item for number, item in enumerate(listed)}
     items: dict[str, Any] = {}
     if augment.crop:

@@ -334,7 +334,7 @@ def write_shards(
                         encoding == "npy" or len(image) in (1, 3),
                         f"encoding=png takes 1 or 3 channels and the images have {len(image)}: use encoding=npy.",
                     )
-
+                    require(0 <= label < num_classes, f"{what} has the class {label}, but there are {num_classes}.")
                     statistics.add(image[None])
                     if encoding == "png":
                         image = image[0] if len(image) == 1 else np.moveaxis(image, 0, -1)
@@ -354,13 +354,6 @@ def write_index(folder: Path, shards: dict[str, list[Path]], facts: dict[str, An
     splits = {}
     for name, paths in shards.items():
         tables = [scan(path, number) for number, path in enumerate(paths)]
-        for path, rows in zip(paths, tables, strict=True):
-            least, most = rows[:, 3].min(), rows[:, 3].max()
-            require(
-                least >= 0 and most < facts["num_classes"],
-                f"{path} has classes from {least} to {most}, but num_classes={facts['num_classes']}: set as many as "
-                "there are.",
-            )
         table = folder / f"{name}.index.npy"
         np.save(table, np.concatenate(tables))
         entries = [entry(path) | {"samples": len(rows)} for path, rows in zip(paths, tables, strict=True)]
@@ -397,6 +390,13 @@ def index_tars(folder: Path, num_classes: int) -> dict[str, Any]:
     paths = {name: sorted(folder.glob(f"{name}-*.tar")) for name in SPLITS}
     for name, tars in paths.items():
         require(bool(tars), f"tars.folder={folder} has no {name}-*.tar: each of {', '.join(SPLITS)} needs some.")
+    for path in [path for tars in paths.values() for path in tars]:
+        labels = scan(path, 0)[:, 3]
+        least, most = labels.min(), labels.max()
+        require(
+            least >= 0 and most < num_classes,
+            f"{path} has classes from {least} to {most}, but tars.num_classes={num_classes}: set as many as there are.",
+        )
     first = paths["train"][0]
     start, size = scan(first, 0)[0, 1:3].tolist()
     try:

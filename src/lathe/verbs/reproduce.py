@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,8 +115,10 @@ def recorded_code(environment: dict[str, Any], choice: str, where: str) -> Itera
             what = "is not known to git, so it was recorded nowhere and the run is made without it"
             yield Code(tree / prefix, commit, diff, state, (f"{names[0]}{more} {what}",) if names else ())
         finally:
-            _git(f"{tree} is left", root, "worktree", "remove", "--force", str(tree))
-            _git(where, root, "worktree", "prune")
+            with suppress(UserError):  # it must not replace the error of the run
+                _git(f"{tree} is left", root, "worktree", "remove", "--force", str(tree))
+            with suppress(UserError):
+                _git(where, root, "worktree", "prune")
 
 
 def _git(problem: str, folder: Path, *arguments: str, stdin: bytes | None = None) -> str:

@@ -19,6 +19,7 @@ from support.runs import ROOT, SMALL, new_run
 
 import lathe
 from lathe.training.train import train
+from lathe.verbs.report import _folder as report_folder
 from lathe.verbs.report.assemble import assemble
 from lathe.verbs.report.tables import latex, markdown, show
 
@@ -129,6 +130,15 @@ def test_a_mistake_costs_one_line_and_leaves_nothing(cli: Cli, tmp_path: Path) -
         code, errors = cli("runs=logs/train", word, TEXTS, script="scripts/report.py")
         assert (code, errors.count("\n"), sentence in errors) == (1, 1, True)
         assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_without_a_common_folder_a_report_lies_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("here", "a", "b"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert report_folder(None, [str(tmp_path / "a"), str(tmp_path / "b")]) == Path("report")
+    (tmp_path / "here" / "logs" / "nets").mkdir(parents=True)
+    assert report_folder(None, ["logs/nets"]) == tmp_path / "here" / "logs" / "nets" / "report"
 
 
 def test_runs_are_rows_of_their_metrics_and_of_what_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

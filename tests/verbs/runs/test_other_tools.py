@@ -35,6 +35,18 @@ def lightning_csv(folder: Path) -> Path:
     return folder / "lightning_logs"
 
 
+def lightning_tensorboard(folder: Path) -> Path:
+    from lightning.pytorch.loggers import TensorBoardLogger
+
+    for config, score in RUNS:
+        logger = TensorBoardLogger(folder)
+        logger.log_hyperparams(config)
+        logger.log_metrics({"val_accuracy": score / 2}, 1)
+        logger.log_metrics({"val_accuracy": score}, 2)
+        logger.finalize("success")
+    return folder
+
+
 def tensorboard(folder: Path) -> Path:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -53,6 +65,19 @@ def wandb(folder: Path) -> Path:
         with package.init(project="p", dir=str(folder), config=config, settings=settings) as run:
             for step in (1, 2):
                 run.log({"val_accuracy": score * step / 2}, step=step)
+    return folder
+
+
+def mlflow(folder: Path) -> Path:
+    client = pytest.importorskip("mlflow").MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    experiment = client.create_experiment("e")
+    for config, score in RUNS:
+        run = client.create_run(experiment).info.run_id
+        for key, value in config.items():
+            client.log_param(run, key, value)
+        for step in (1, 2):
+            client.log_metric(run, "val_accuracy", score * step / 2, step=step)
+        client.set_terminated(run)
     return folder
 
 
@@ -93,11 +118,12 @@ def table(folder: Path) -> Path:
     return folder / "all.csv"
 
 
-TOOLS = [lightning_csv, tensorboard, mlflow_database, mlflow_files, table]
+QUICK = [lightning_csv, lightning_tensorboard, tensorboard, mlflow_database, mlflow_files, table]
+SLOW = [pytest.param(tool, marks=pytest.mark.slow) for tool in (wandb, mlflow)]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of wandb's imports
-@pytest.mark.parametrize("make", [*TOOLS, pytest.param(wandb, marks=pytest.mark.slow)], ids=lambda make: make.__name__)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of mlflow's and wandb's imports
+@pytest.mark.parametrize("make", [*QUICK, *SLOW], ids=lambda make: make.__name__)
 def test_a_report_of_another_tools_runs_has_means_and_paired_differences(
     make: Callable[[Path], Path], tmp_path: Path
 ) -> None:

@@ -62,6 +62,9 @@ def test_a_mistake_costs_a_sentence_and_changes_nothing(logs: Path, cli: Cli) ->
         "delete=unfinished": "delete=unfinished asks before it removes 1 unfinished run, ",
     }.items():
         assert refused(cli, word).startswith(sentence)
+    code, errors = cli("runs=logs", "where=[ab=1]", "columns=[cd]", "sort=ef", script="scripts/runs.py")
+    assert code == 1
+    assert all(f"{option}: none of these 3 runs has" in errors for option in ("where=ab=1", "columns=[cd]", "sort=ef"))
     after = {path: path.read_bytes() for path in logs.rglob("*") if path.is_file() and path.name != ".lock"}
     assert after == before
 

@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from lathe.compression.modes import evaluated
 from lathe.compression.quantization.fake_quant import Observer, calibrate
@@ -118,8 +117,15 @@ class _Recorder(TorchFunctionMode):
         return result
 
 
-def tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+def tensors(item: Any) -> list[Tensor]:
+    """Return all tensors in nested tuples, lists and dicts, also of their subclasses, which pytree takes for leaves."""
+    if isinstance(item, Tensor):
+        return [item]
+    if isinstance(item, dict):
+        item = list(item.values())
+    if isinstance(item, (tuple, list)):
+        return [tensor for part in item for tensor in tensors(part)]
+    return []
 
 
 @torch.no_grad()

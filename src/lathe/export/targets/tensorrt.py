@@ -27,6 +27,7 @@ from lathe.export.integer_layers import DYNAMIC, Affine, IntegerEmbedding, copie
 from lathe.export.targets.onnx import OnnxDialect, write
 from lathe.files import scratch
 
+NO_GPU = "target=tensorrt: torch finds no NVIDIA GPU here: export on the machine that is to run the file."
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
@@ -61,9 +62,7 @@ class TensorRT(Target):
     def available(self) -> str | None:
         if importlib.util.find_spec("tensorrt") is None:
             return "target=tensorrt: tensorrt can't be imported: pip install tensorrt, on a machine with an NVIDIA GPU."
-        if not torch.cuda.is_available():
-            return "target=tensorrt: torch finds no NVIDIA GPU here: export on the machine that is to run the file."
-        return None
+        return None if torch.cuda.is_available() else NO_GPU
 
     def export(self, net: nn.Module, example: Any, path: str | Path) -> None:
         check_bounds(net, "tensorrt")
@@ -102,6 +101,7 @@ class TensorRT(Target):
         It runs on torch's current GPU, one call after the other; `device`, such as `cuda:1`, becomes the current one.
         `threads` has no effect. The function raises UserError for an input that does not fit the engine.
         """
+        require(torch.cuda.is_available(), NO_GPU)
         import tensorrt  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
         if device is not None:

@@ -101,10 +101,14 @@ def runs(request: dict[str, Any]) -> None:
     all_runs = find_runs(request["runs"], log_dir)
     jobs = Counter(run.state for run in all_runs if run.path is None)
     all_runs = [run for run in all_runs if run.path is not None or run.state not in ("waiting", "gone")]
+    if action == "the list":
+        collect_errors(
+            *(lambda text=text: choose(all_runs, [text], None) for text in request["where"]),
+            *(lambda key=key: check_key(all_runs, key, f"columns=[{key}]") for key in request["columns"] or ()),
+            lambda: order(all_runs, request["sort"]),
+        )
     selected = choose(all_runs, request["where"], request["since"])
     if action == "the list":
-        for key in request["columns"] or ():
-            check_key(all_runs, key, f"columns=[{key}]")
         show_list(request, selected)
         if request["runs"] and jobs["gone"]:
             print(f"{many(jobs['gone'], 'job')} of the sweep besides: the run directory was moved or removed.")
