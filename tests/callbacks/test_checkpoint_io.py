@@ -252,6 +252,6 @@ def test_what_was_taken_out_is_noticed(edit: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         strategy.load_checkpoint(path)
     message = str(caught.value)
-    assert f"checkpoint={path} is not as it was written: " in message
+    assert f"ckpt_path={path} is not as it was written: " in message
     assert str(DAMAGE[edit]) in message
     assert "\n" not in message

@@ -126,8 +126,8 @@ def replica(rank: int, world: int, **settings: Any) -> ImageDataModule:
 
 
 def test_batch_sizes_that_do_not_fit_the_devices_name_both_keys() -> None:
-    with pytest.raises(UserError, match=r"data\.batch_size=4 .* trainer\.devices=3"):
+    with pytest.raises(UserError, match=r"data\.batch_size=4 .* 3 replicas that trainer\.devices makes"):
         replica(0, 3).train_dataloader()
-    with pytest.raises(UserError, match=r"data\.eval_batch_size=2 .* trainer\.devices=3"):
+    with pytest.raises(UserError, match=r"data\.eval_batch_size=2 .* 3 replicas that trainer\.devices makes"):
         replica(0, 3, eval_batch_size=2).val_dataloader()
     assert len(replica(0, 3).val_dataloader()) == 3  # 7 samples, 1 a rank at a time

@@ -31,7 +31,8 @@ class Dies(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         first = seed_of(trainer) == 2 and not Path("died").exists()
         if trainer.global_step == 12 and (first or seed_of(trainer) == 3):
-            Path("died").touch()
+            if first:
+                Path("died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
 

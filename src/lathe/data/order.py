@@ -146,7 +146,7 @@ class EpochLoader(ABC):
         selection: Selection | None = None,
     ) -> None:
         count = n if selection is None else selection.count(n, batch_size)
-        replicas = f"{world_size} replicas of the net"
+        replicas = f"{world_size} replicas that trainer.devices makes"
         if train:
             part = "" if selection is None else f"the {count} (callbacks.hard_samples.share) of "
             require(

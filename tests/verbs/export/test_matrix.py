@@ -39,9 +39,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return functools.cache(lambda kind: made(tmp_path_factory.mktemp(kind), *KINDS[kind]))
 
 
-# each target once; the tests of each target, and of documents in test_parity.py, have other nets
+# each target once, others of a dense net; the tests of each target, and of documents in test_parity.py, have other nets
 KIND_OF = {
-    **dict.fromkeys(("aot_inductor", "torchscript", "torchserve"), "dense"),
     **dict.fromkeys(("onnx", "torch_export"), "gpt"),
     **dict.fromkeys(("onnx_int8", "executorch", "weights", "tensorrt"), "qat"),
     "safetensors": "channels",
@@ -49,7 +48,7 @@ KIND_OF = {
 
 
 @pytest.mark.filterwarnings("ignore")  # from compilers and exporters; each target's tests check its own
-@pytest.mark.parametrize(("target", "kind"), [(target, KIND_OF[target]) for target in targets()])
+@pytest.mark.parametrize(("target", "kind"), [(target, KIND_OF.get(target, "dense")) for target in targets()])
 def test_what_is_exported_is_what_was_trained(
     runs: Any, kind: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
