@@ -11,7 +11,9 @@ import pytest
 from support.commands import environment, in_process
 from support.runs import ROOT
 
+from lathe.config.help import configuration_folder
 from lathe.config.help_key import KeyHelp
+from lathe.configs import FOLDER
 
 LINES = (("--help",), ("--cfg", "job"), ("optimizer.lrr=1",), ("optimizer.lr=fast",))
 # One command line after the other in a fresh process: what is imported by the end of each, and its exit code.
@@ -130,3 +132,12 @@ def test_another_script_is_explained_from_its_own_file(capsys: pytest.CaptureFix
 def test_an_unknown_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert in_process("train.py", "--help", "lr") == 1
     assert capsys.readouterr().err == "Error: --help lr: unknown key; did you mean optimizer.lr?\n"
+
+
+def test_a_projects_own_configs_folder_is_not_taken_for_lathes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lathe is a package there: train.yaml is its own."""
+    (tmp_path / "configs" / "model").mkdir(parents=True)
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "train.py")])
+    assert configuration_folder() == FOLDER
+    (tmp_path / "configs" / "train.yaml").touch()
+    assert configuration_folder() == tmp_path / "configs"
