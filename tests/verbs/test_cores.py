@@ -292,7 +292,9 @@ def test_a_table_is_one_tensor(regressor: RunDir, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^output=.*: name a file of .npz or .csv or .parquet"):
         predict(asked(regressor, f"input={tmp_path}/in.csv", f"output={tmp_path}/no.json"))
     np.save(tmp_path / "bytes.npy", np.zeros((4, 3), np.uint8))
-    with pytest.raises(UserError, match=r"^input does not fit predict_step of \w+ \(.*give arrays of the type"):
+    with pytest.raises(
+        UserError, match=r"^input holds uint8, and predict_step of \w+ fails \(.*give arrays of the type"
+    ):
         predict(asked(regressor, f"input={tmp_path}/bytes.npy", f"output={tmp_path}/no.npz"))
     assert not list(tmp_path.glob("no.*"))
 

@@ -262,9 +262,11 @@ def module_outputs(
         loader = [next(iter(batch.values())) if len(batch) == 1 else batch for batch in tensors]
         try:
             return list(trainer.predict(module, dataloaders=PlainLoader(loader)) or [])
-        except RuntimeError as error:  # torch's, of a wrong type or shape
-            message = f"input does not fit predict_step of {type(module).__name__} ({first_line(error)})"
-            raise UserError(f"{message}: give arrays of the type and shape of its batches.") from error
+        except RuntimeError as error:
+            if not any(x.dtype == np.uint8 for x in batches[0].values()):
+                raise  # an error of the module
+            problem = f"input holds uint8, and predict_step of {type(module).__name__} fails ({first_line(error)})"
+            raise UserError(f"{problem}: give arrays of the type of its batches.") from error
     data = make_data(cfg)
     own = is_overridden("predict_dataloader", data, LightningDataModule)
     message = f"input=null: {type(data).__name__} has no predict_dataloader. Write one, or name a file with input=."
