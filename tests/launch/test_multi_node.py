@@ -13,9 +13,13 @@ from support.commands import Started, check, command, run
 from support.commands import start as started
 from support.runs import SMALL, rows, runs, weights
 
+from lathe.config.compose import composing
+from lathe.config.resolve import resolve
 from lathe.errors import UserError
+from lathe.launch.command_checks import launch_checks
 from lathe.launch.devices import Nodes, read_nodes
 from lathe.launch.external_launch import ExternalLaunch
+from lathe.launch.launcher import _find_previous
 from lathe.runs.rundir import RunDir
 
 
@@ -64,6 +68,13 @@ def test_the_machines_of_a_launch_share_a_directory_and_others_are_kept_out(tmp_
     assert not run.busy
     with run.locked(), pytest.raises(UserError, match="is being written to"), run.locked(shared=True):
         pass
+
+
+def test_a_node_that_creates_the_run_checks_what_keys_mean_together(tmp_path: Path) -> None:
+    """srun's tasks beyond the first expect to join a run, which brings a checked configuration."""
+    nodes, words = Nodes(2, 2, "host7:29400", "big-run"), ["ckpt_mode=trainer", f"paths.log_dir={tmp_path}"]
+    with composing("train", words) as cfg, pytest.raises(UserError, match="ckpt_mode=trainer"):
+        _find_previous(cfg, resolve(cfg), None, nodes, launch_checks(None))
 
 
 # real agents
